@@ -11,6 +11,7 @@ use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::internals::store::{Acquired, Purpose, Released, Renewed, Schema};
 use leasehold::internals::sys::deadline::Deadline;
+use leasehold::postgres::tokio_postgres::Config;
 use leasehold::{ErrorKind, LockClient};
 
 use crate::errors::text;
@@ -100,10 +101,24 @@ impl Pooled {
         opened(if is_named { options.pooled().unwrap() } else { options })
     }
 
+    /// The same, with a row of the key `k`, which is free; and the server behind the pooler.
+    fn store_with_row(&self, is_named: bool) -> (Postgres, Config) {
+        let store = self.store(is_named);
+        let mut a = exclusive(&store, "k");
+        granted(&store, &mut a);
+        release(&store, &mut a);
+        (store, self.server.url().parse().unwrap())
+    }
+
     /// What another program of the same pool finds.
     fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         sql_at(&self.pooler.url().parse().unwrap(), sql)
     }
+}
+
+/// How many statements wait for a row.
+fn waiting(server: &Config) -> usize {
+    sql_at(server, "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'").len()
 }
 
 /// Whether the store says that it wakes waiters.
@@ -150,11 +165,7 @@ fn a_pool_of_transactions_serves_locks_without_wakes_and_keeps_nothing_of_ours()
 #[test]
 fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler_lives() {
     let Some(pooled) = Pooled::start("transaction") else { return };
-    let (store, server) = (pooled.store(true), pooled.server.url().parse().unwrap());
-    let mut a = exclusive(&store, "k");
-    granted(&store, &mut a);
-    release(&store, &mut a);
-    let waiting = || sql_at(&server, "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'").len();
+    let (store, server) = pooled.store_with_row(true);
     block_on(async {
         let theirs = connect(&server).await;
         theirs.batch_execute("BEGIN; SELECT FROM leasehold FOR UPDATE").await.unwrap();
@@ -163,7 +174,7 @@ fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler
             let answer = store.acquire(b, &Deadline::after(Duration::from_millis(700)));
             assert!(!matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
         }
-        wait_until("nothing waits for the row any more", || waiting() == 0);
+        wait_until("nothing waits for the row any more", || waiting(&server) == 0);
         theirs.batch_execute("COMMIT").await.unwrap();
         // If the pooler or the server stalled with such a statement, it waits for the row only from now on.
         left.iter_mut().for_each(|b| drop(sent(|| store.release(b, Purpose::GiveUp, &soon()))));
@@ -175,18 +186,14 @@ fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler
 #[test]
 fn who_leaves_a_pool_of_sessions_cancels_nothing() {
     let Some(pooled) = Pooled::start("session") else { return };
-    let (store, server) = (pooled.store(false), pooled.server.url().parse().unwrap());
-    let mut a = exclusive(&store, "k");
-    granted(&store, &mut a);
-    release(&store, &mut a);
-    let waiting = || sql_at(&server, "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'").len();
+    let (store, server) = pooled.store_with_row(false);
     block_on(async {
         let theirs = connect(&server).await;
         theirs.batch_execute("BEGIN; SELECT FROM leasehold FOR UPDATE").await.unwrap();
         wait_until("what was left waits for the row", || {
             let answer = store.acquire(&mut exclusive(&store, "k"), &Deadline::after(Duration::from_millis(700)));
             assert!(!matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
-            waiting() > 0
+            waiting(&server) > 0
         });
         // This needs another connection, which comes after one that cancels.
         granted_anew(&store, &mut exclusive(&store, "other"));
