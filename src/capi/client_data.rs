@@ -46,7 +46,8 @@ pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHan
 /// Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
 /// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it,
 /// or when this store does not have it and it was granted elsewhere: on MongoDB and PostgreSQL by none of this client's
-/// hosts, on DynamoDB in another region or at another endpoint, on SQLite by a path that leads to no file here.
+/// hosts, on DynamoDB in another region or at another endpoint, on SQLite by a path that leads to no file here. Stores
+/// with the same path or host name can't be told apart.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {

@@ -1358,7 +1358,8 @@ leasehold_code leasehold_client_heartbeat(leasehold_client client,
 // Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
 // lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it,
 // or when this store does not have it and it was granted elsewhere: on MongoDB and PostgreSQL by none of this client's
-// hosts, on DynamoDB in another region or at another endpoint, on SQLite by a path that leads to no file here.
+// hosts, on DynamoDB in another region or at another endpoint, on SQLite by a path that leads to no file here. Stores
+// with the same path or host name can't be told apart.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_release(leasehold_client client,

@@ -57,8 +57,9 @@ macro_rules! getters {
                 self.renewed
             }
 
-            /// When the lease ends, by this host's wall clock; `None` if it never ends. For people to read only: the store
-            /// decides by its own clock, and a guard by [`is_held`](crate::LockGuard::is_held).
+            /// When the lease ends, by this host's wall clock; `None` if it never ends. It proves nothing: the store
+            /// decides by its own clock, and a guard by [`is_held`](crate::LockGuard::is_held). Whoever has only the data
+            /// stops a margin earlier.
             pub fn leased_until(&self) -> Option<SystemTime> {
                 self.leased_until
             }
