@@ -177,11 +177,7 @@ fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
 #[test]
 fn what_stopped_for_longer_than_the_lease_does_not_go_on() {
     // Whether the loss is noticed before the command could go on is a matter of chance, so there are several.
-    thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(stopped_for_longer_than_the_lease);
-        }
-    });
+    thread::scope(|scope| (0..6).for_each(|_| drop(scope.spawn(stopped_for_longer_than_the_lease))));
 }
 
 fn stopped_for_longer_than_the_lease() {
@@ -225,13 +221,17 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
 /// Also after a loss; but a signal that leasehold itself has sent is no key.
 #[test]
 fn the_script_around_it_hears_of_ctrl_c_and_not_of_the_signal_of_a_loss() {
-    let (_store, mut terminal) = shell();
-    let run = r#"sh -c 'trap "echo trap\"\"ped" INT; leasehold run k --max-hold 300ms --on-loss"#;
+    let (store, mut terminal) = shell();
+    let run = r#"sh -c 'trap "echo trap\"\"ped" INT; leasehold run k --on-loss"#;
     for on_loss in ["signal:INT", r#""cmd:kill -INT \$LEASEHOLD_PID""#] {
-        terminal.types(&format!("{run} {on_loss} -- sleep 1000; echo code=\"\"$?'\n"));
+        terminal.types(&format!("{run} {on_loss} --max-hold 300ms -- sleep 1000; echo code=\"\"$?'\n"));
         assert!(!terminal.sees("code=76").contains("trapped"));
     }
-    terminal.types(&format!("{run} ignore -- sleep 1000'\n"));
+    // A maximum hold may be over before the command begins.
+    let command = r#"ignore --lease 6s -- sh -c "echo i\"\"n; exec sleep 1000"'"#;
+    terminal.types(&format!("{run} {command}\n"));
+    terminal.sees("in\r\n");
+    store.client().force_release("k").unwrap();
     terminal.sees("was lost");
     terminal.types("\x03");
     terminal.sees("trapped");
