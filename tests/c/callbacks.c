@@ -11,34 +11,44 @@ struct talk {
   leasehold_election election;
   leasehold_guard again;
   bool done;
+  bool has_guard; /* the call that took the lock has returned */
 };
 
-static void finish(struct talk *talk) {
+/* Sets `done` or `has_guard` of `talk`. */
+static void set(struct talk *talk, bool *what) {
   pthread_mutex_lock(&talk->mutex);
-  talk->done = true;
+  *what = true;
   pthread_cond_broadcast(&talk->changed);
   pthread_mutex_unlock(&talk->mutex);
 }
 
-static void wait_until_done(struct talk *talk) {
+/* Waits until it is set, and takes it back. */
+static void wait_for(struct talk *talk, bool *what) {
   pthread_mutex_lock(&talk->mutex);
-  while (!talk->done) {
+  while (!*what) {
     pthread_cond_wait(&talk->changed, &talk->mutex);
   }
-  talk->done = false;
+  *what = false;
   pthread_mutex_unlock(&talk->mutex);
 }
+
+static void finish(struct talk *talk) { set(talk, &talk->done); }
+
+static void wait_until_done(struct talk *talk) { wait_for(talk, &talk->done); }
 
 /* Takes the lock again. */
 static void locks_again(const leasehold_loss *loss, void *user) {
   struct talk *talk = (struct talk *)user;
+  wait_for(talk, &talk->has_guard);
   OK(leasehold_client_lock(talk->client, loss->key, loss->key_len, &talk->again));
   finish(talk);
 }
 
-/* Ends the client, and so what the callback belongs to. */
+/* Ends the client, and so what the callback belongs to; but not the call that takes the lock, which a slow machine may
+   still be in. */
 static void closes(const leasehold_loss *loss, void *user) {
   struct talk *talk = (struct talk *)user;
+  wait_for(talk, &talk->has_guard);
   CHECK(loss->reason == LEASEHOLD_REASON_MAX_HOLD);
   OK(leasehold_client_close(talk->client));
   OK(leasehold_client_free(talk->client));
@@ -93,6 +103,7 @@ static leasehold_guard lost_soon(struct talk *talk, leasehold_on_loss on_loss) {
   OK(leasehold_request_set_warn_before(request, 1000, warned, talk));
   OK(leasehold_request_lock(request, &guard));
   OK(leasehold_request_free(request));
+  set(talk, &talk->has_guard);
   return guard;
 }
 
