@@ -406,24 +406,28 @@ mod tests {
 
         for keys in [Keys::One, Keys::AnyOf { keys: vec!["k".to_owned()], order: Order::Random }] {
             let (clock, faults) = (Clock::system(), FaultPlan::default());
-            let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-            let builder = crate::ClientBuilder::over(Arc::new(store), clock.clone()).observer(Arc::new(Jumps(clock)));
-            let Ok(client) = builder.request_timeout(Duration::from_millis(100)).connect() else { panic!("no client") };
+            let store = Arc::new(Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone()));
+            let builder = || crate::ClientBuilder::over(store.clone(), clock.clone());
             // A lease of more than a minute is set by a renewal, and too much time passes during that renewal.
-            let asked = handle::insert(Client::new(client.clone(), None)).and_then(|client| {
-                let asked = Asked::one(client, "k");
-                handle::remove::<Client>(client).and(asked)
-            });
-            let Ok(asked) = asked else { panic!("no request") };
-            let asked = Asked { keys, ..asked }.with(|request| request.lease(2 * MINUTE));
+            let asked = |client: &crate::LockClient| {
+                let asked = handle::insert(Client::new(client.clone(), None)).and_then(|client| {
+                    let asked = Asked::one(client, "k");
+                    handle::remove::<Client>(client).and(asked)
+                });
+                let Ok(asked) = asked else { panic!("no request") };
+                Asked { keys: keys.clone(), ..asked }.with(|request| request.lease(2 * MINUTE))
+            };
+            let brief = builder().observer(Arc::new(Jumps(clock.clone()))).request_timeout(Duration::from_millis(100));
+            // The other one waits for its answer also on a busy machine.
+            let (Ok(brief), Ok(client)) = (brief.connect(), builder().connect()) else { panic!("no client") };
             faults.always(Call::Renew, Fault::ApplyThenDelay(MINUTE));
-            let code = self::code(asked.again().try_lock());
+            let code = self::code(asked(&brief).try_lock());
             let message = super::super::failure::message();
             assert_eq!(code, Code::TimedOut, "{message}");
             faults.heal();
             let held = client.lock("k");
             assert!(held.is_ok());
-            assert_eq!(self::code(asked.try_lock()), Code::Held);
+            assert_eq!(self::code(asked(&client).try_lock()), Code::Held);
             let text = super::super::failure::message();
             assert!(text.contains("others hold") && text.contains("exclusive"), "{text}");
         }
