@@ -41,13 +41,17 @@ use crate::store::memory::Memory;
 use crate::sys::aside::{Aside, MOST_WAITING};
 use crate::sys::clock::Clock;
 
-/// The handle of a client whose requests fail, and the plan of its faults.
-fn client() -> (ClientHandle, FaultPlan) {
+/// A bound that runs out during the test.
+const BRIEF: Duration = Duration::from_millis(300);
+/// One within which even a busy machine answers.
+const LONG: Duration = Duration::from_secs(20);
+
+/// The handle of a client whose requests may fail, and the plan of its faults.
+fn client(drop_timeout: Duration) -> (ClientHandle, FaultPlan) {
     let (clock, faults) = (Clock::system(), FaultPlan::default());
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-    let short = Duration::from_millis(300);
-    let builder = ClientBuilder::over(Arc::new(store), clock).request_timeout(short).drop_timeout(short);
-    let client = builder.connect().ok().and_then(|client| handle::insert(Client::new(client, None)).ok());
+    let client = ClientBuilder::over(Arc::new(store), clock).request_timeout(LONG).drop_timeout(drop_timeout).connect();
+    let client = client.ok().and_then(|client| handle::insert(Client::new(client, None)).ok());
     (client.expect("a client"), faults)
 }
 
@@ -65,7 +69,9 @@ fn is_held(guard: GuardHandle) -> bool {
 
 #[test]
 fn a_release_that_failed_can_be_called_again() {
-    let ((client, faults), mut guard, mut other) = (client(), GuardHandle::default(), GuardHandle::default());
+    // One release runs out of it, and the next one must not.
+    let (client, faults) = client(Duration::from_secs(3));
+    let (mut guard, mut other) = (GuardHandle::default(), GuardHandle::default());
     assert_eq!(try_lock(client, &mut guard), Code::Ok);
     assert!(is_held(guard) && leasehold_guard_ensure_held(guard) == Code::Ok);
     faults.always(Call::Release, Fault::FailBefore);
@@ -86,7 +92,7 @@ fn a_release_that_failed_can_be_called_again() {
 
 #[test]
 fn what_the_store_refuses_is_told() {
-    let (client, faults) = client();
+    let (client, faults) = client(LONG);
     faults.next(Call::Schema, Fault::Refuse);
     assert_eq!(leasehold_client_create_schema(client), Code::Permission);
     let message = failure::message();
@@ -105,7 +111,7 @@ fn what_the_store_refuses_is_told() {
 
 #[test]
 fn what_an_operator_released_stays_lost() {
-    let ((client, _), mut guard) = (client(), GuardHandle::default());
+    let ((client, _), mut guard) = (client(LONG), GuardHandle::default());
     assert_eq!(try_lock(client, &mut guard), Code::Ok);
     assert!(handle::get::<Client>(client).is_ok_and(|client| client.api.force_release("k").is_ok()));
     for _ in 0..2 {
@@ -122,7 +128,7 @@ fn what_an_operator_released_stays_lost() {
 
 #[test]
 fn a_close_whose_release_fails_says_so() {
-    let ((client, faults), mut guard) = (client(), GuardHandle::default());
+    let ((client, faults), mut guard) = (client(BRIEF), GuardHandle::default());
     assert_eq!(try_lock(client, &mut guard), Code::Ok);
     faults.always(Call::Release, Fault::FailBefore);
     assert_eq!(leasehold_client_close(client), Code::Store);
@@ -134,7 +140,7 @@ fn a_close_whose_release_fails_says_so() {
 
 #[test]
 fn what_a_close_has_released_cannot_be_released_again() {
-    let ((client, _), mut guard) = (client(), GuardHandle::default());
+    let ((client, _), mut guard) = (client(LONG), GuardHandle::default());
     assert_eq!((try_lock(client, &mut guard), leasehold_client_close(client)), (Code::Ok, Code::Ok));
     assert_eq!(leasehold_guard_ensure_held(guard), Code::Closed);
     assert!(failure::message().ends_with(failure::ENDED), "{}", failure::message());
@@ -155,7 +161,7 @@ unsafe extern "C" fn talks(_: *const LossInfo, user: *mut c_void) {
 
 #[test]
 fn freeing_a_guard_waits_for_its_callback() {
-    let (client, _) = client();
+    let (client, _) = client(BRIEF);
     let Ok(held) = handle::get::<Client>(client).map(|client| client.api.lock("k")) else { panic!("no client") };
     let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
     let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
@@ -186,7 +192,7 @@ unsafe extern "C" fn loses(_: u64, _: *const c_char, _: usize, _: *mut c_void) {
 /// The callback takes longer than the drop timeout, and the next callback is due before it returns.
 #[test]
 fn no_callback_of_an_election_begins_once_it_is_freed() {
-    let ((client, _), mut election) = (client(), ElectionHandle::default());
+    let ((client, _), mut election) = (client(BRIEF), ElectionHandle::default());
     let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
     let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
     let user = (&raw const *talk).cast_mut().cast();
@@ -205,7 +211,7 @@ fn no_callback_of_an_election_begins_once_it_is_freed() {
     std::thread::spawn(move || freed.send(leasehold_election_free(election)));
     assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
     // Freeing must have closed the gate before the callback returns: otherwise the next callback may still be called.
-    let by = std::time::Instant::now() + Duration::from_secs(20);
+    let by = std::time::Instant::now() + LONG;
     while !inside.is_closed() {
         assert!(std::time::Instant::now() < by, "it goes on calling");
         std::thread::yield_now();
@@ -234,7 +240,7 @@ unsafe extern "C" fn warns(left_ms: u64, user: *mut c_void) {
 /// Renewals fail, and the guard is freed while the callback of the warning runs.
 #[test]
 fn a_loss_that_may_come_is_told_before() {
-    let ((client, faults), mut request, mut guard) = (client(), RequestHandle::default(), GuardHandle::default());
+    let ((client, faults), mut request, mut guard) = (client(BRIEF), RequestHandle::default(), GuardHandle::default());
     let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
     let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
     // SAFETY: a text, places that can be written to, and a function that any thread may call.
@@ -248,7 +254,7 @@ fn a_loss_that_may_come_is_told_before() {
     };
     assert_eq!(set, [Code::Ok; 4]);
     faults.always(Call::Renew, Fault::FailBefore);
-    assert_eq!(enters.recv_timeout(Duration::from_secs(20)), Ok(()), "nobody was warned");
+    assert_eq!(enters.recv_timeout(LONG), Ok(()), "nobody was warned");
     assert!((1..=6_000).contains(&LEFT.load(Ordering::SeqCst)));
     let (freed, frees) = bounded(1);
     std::thread::spawn(move || freed.send(leasehold_guard_free(guard)));
@@ -282,14 +288,14 @@ fn a_logger_that_hangs_does_not_keep_what_waits_from_being_told() {
         hung.send(()).unwrap_or_default();
         stay.recv().unwrap_or_default();
     }));
-    assert_eq!(hangs.recv_timeout(Duration::from_secs(20)), Ok(()));
+    assert_eq!(hangs.recv_timeout(LONG), Ok(()));
     aside.leave(Box::new(|| talk.entered.send(()).unwrap_or_default()));
     (1..MOST_WAITING).for_each(|_| aside.leave(Box::new(|| ())));
     // As if the thread that hangs were gone.
     aside.tell_all(Some(std::time::Instant::now()));
     let says = move || aside.leave(Box::new(|| ()));
     let says = std::thread::Builder::new().name("says that it is slow".to_owned()).spawn(says);
-    let told = enters.recv_timeout(Duration::from_secs(20));
+    let told = enters.recv_timeout(LONG);
     drop((leaves, stays));
     assert_eq!(told, Ok(()), "what waits is told by nobody");
     assert!(says.is_ok_and(|says| says.join().is_ok()));
@@ -310,7 +316,7 @@ impl crate::Observer for Losses {
 fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
     let (clock, losses) = (Clock::system(), Arc::new(Losses::default()));
     let builder = ClientBuilder::over(Arc::new(Memory::open("", clock.clone())), clock).observer(losses.clone());
-    let builder = builder.lease(Duration::from_secs(20)).heartbeat(Duration::from_millis(100));
+    let builder = builder.lease(LONG).heartbeat(Duration::from_millis(100));
     let Ok(api) = builder.connect() else { panic!("no client") };
     let Ok(rival) = api.lock("b") else { panic!("no lock") };
     let Ok(client) = handle::insert(Client::new(api.clone(), None)) else { panic!("no handle") };
@@ -330,7 +336,7 @@ fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
     let until = |what: &str, done: &dyn Fn() -> bool| {
         let began = std::time::Instant::now();
         while !done() {
-            assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+            assert!(began.elapsed() < LONG, "{what}");
             std::thread::yield_now();
         }
     };
@@ -345,7 +351,7 @@ fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
     });
     assert!(leasehold_guards_ensure_held(guards) == Code::Ok && enters.is_empty());
     assert!(api.force_release("a").is_ok());
-    assert_eq!(enters.recv_timeout(Duration::from_secs(20)), Ok(()), "the loss is not told");
+    assert_eq!(enters.recv_timeout(LONG), Ok(()), "the loss is not told");
     let (freed, frees) = bounded(1);
     std::thread::spawn(move || freed.send(leasehold_guards_free(guards)));
     assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
@@ -400,7 +406,7 @@ fn a_heartbeat_whose_event_ends_its_guard_or_client_does_not_wait_for_itself() {
         let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
         at.handle.store(if is_of_client { client.id } else { guard.id }, Ordering::SeqCst);
         assert!(api.force_release("ends itself").is_ok());
-        assert_eq!(ends.recv_timeout(Duration::from_secs(20)), Ok(Code::Ok), "of the client: {is_of_client}");
+        assert_eq!(ends.recv_timeout(LONG), Ok(Code::Ok), "of the client: {is_of_client}");
         assert!(!is_of_client || leasehold_guard_free(guard) == Code::Ok);
         assert_eq!(leasehold_client_free(client), Code::Ok);
     }
