@@ -29,7 +29,7 @@ fn some_locks(store: &Store) {
     let client = store.client();
     let short = client.request("t/expired").owner("bob").lock_id("g").lease(SECOND).acquire();
     client.request("t/live").owner("ann").lock_id("g").comment("why").lease(10 * MINUTE).acquire().unwrap();
-    client.request("u/shared").shared().owner("ann").lease(MINUTE).acquire().unwrap();
+    client.request("u/shared").shared().owner("ann").lease(100 * SECOND).acquire().unwrap();
     client.request("u/endless").owner("\u{202e}eve").lease_forever().acquire().unwrap();
     // Waits for the end of the first lease.
     let guard = client.request("t/expired").owner("bob").lock_id("g").lease(SECOND).lock().unwrap();
