@@ -36,7 +36,6 @@ mod proxy;
 mod readers;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 mod restarts;
-#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/room.rs"]
 mod room;
 #[allow(dead_code)] // A build without stores runs nothing.
