@@ -9,7 +9,7 @@ use leasehold::{Filter, Mode};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{Ran, Running, Store, full_pipe, leasehold, run};
+use crate::support::{Ran, Running, Store, full_pipe, leasehold, run, run_until_answered, run_until_named};
 use crate::wait::wait_until;
 
 #[test]
@@ -28,7 +28,8 @@ fn the_code_of_the_command_is_ours() {
 fn the_letters_of_flock_mean_the_same() {
     let store = Store::new();
     let held = store.client().lock("held").unwrap();
-    let code = |args: &[&str]| run(&mut store.leasehold(&[&["run"], args, &["--", "true"]].concat())).code;
+    let code =
+        |args: &[&str]| run_until_answered(&mut store.leasehold(&[&["run"], args, &["--", "true"]].concat())).code;
     assert_eq!(code(&["-n", "-E", "7", "held"]), Some(7));
     for option in [&["--nonblock"][..], &["--nb"], &["--timeout", "0"], &["-n"]] {
         assert_eq!(code(&[option, &["held"]].concat()), Some(75), "{option:?}");
@@ -145,7 +146,7 @@ fn a_held_lock_is_told_with_its_holder() {
     let ran = run(&mut store.script(&["--try"], "echo never"));
     assert_eq!(ran.code, Some(75));
     told(&ran);
-    let ran = run(&mut store.script(&["--wait", "1s", "--conflict-exit-code", "9"], "echo never"));
+    let ran = run_until_named(|wait| store.script(&["--wait", wait, "--conflict-exit-code", "9"], "echo never"));
     assert_eq!(ran.code, Some(9));
     told(&ran);
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::{Store, leasehold, run};
+use crate::support::{Store, leasehold, run, run_until_answered};
 
 #[track_caller]
 fn assert_accepted(path: &str, text: &str) {
@@ -142,7 +142,7 @@ fn errors() {
     ];
     let mut said = String::new();
     for args in cases {
-        let ran = run(&mut store.leasehold(args));
+        let ran = run_until_answered(&mut store.leasehold(args));
         let text = format!("$ leasehold {}\n{}{}", args.join(" "), ran.stdout, ran.stderr);
         said += &format!("{}[{}]\n\n", redacted(&text, &store), ran.code.unwrap());
     }

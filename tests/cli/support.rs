@@ -186,6 +186,14 @@ pub fn run_until_answered(command: &mut Command) -> Ran {
     (0..20).map(|_| run(command)).find(|ran| ran.code != Some(69)).expect("an answer")
 }
 
+/// Runs a command that waits in vain for this long. Repeats it with more time while its answer names no holder: the wait
+/// was over before the store had answered, as on a busy machine.
+#[track_caller]
+pub fn run_until_named(command: impl Fn(&str) -> Command) -> Ran {
+    let mut runs = ["1s", "4s", "16s"].into_iter().map(|wait| run(&mut command(wait)));
+    runs.find(|ran| ran.stderr.contains("held by ")).unwrap_or_else(|| run(&mut command("64s")))
+}
+
 /// A running command. It is killed when this is dropped.
 pub struct Running {
     pub child: Child,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Running, Store, run};
+use crate::support::{Running, Store, run, run_until_named};
 use crate::wait::wait_until;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -120,8 +120,12 @@ fn whoever_campaigns_may_say_for_how_long_and_what_a_loss_does() {
         "trap 'echo usr1; exit 3' USR1; echo $LEASEHOLD_OWNER; while :; do read never; done",
     ));
     leads.expect("ann");
-    for (options, code) in [(&["--try"][..], 75), (&["-w", "1s", "-E", "9"], 9), (&["-n", "-E", "0", "--quiet"], 0)] {
-        let ran = run(&mut elect(options, "echo never"));
+    let tries = |options: &[&str]| run(&mut elect(options, "echo never"));
+    for (ran, code) in [
+        (tries(&["--try"]), 75),
+        (run_until_named(|wait| elect(&["-w", wait, "-E", "9"], "echo never")), 9),
+        (tries(&["-n", "-E", "0", "--quiet"]), 0),
+    ] {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{}", ran.stderr);
         assert_eq!(ran.stderr.contains("held by \"ann\""), code != 0, "{}", ran.stderr);
     }
