@@ -95,10 +95,10 @@ fn the_keeper_kills_before_a_short_lease_ends() {
         (was_alive && slack(began) - WORK < MARGIN).then_some(wrote < end)
     };
     // The keeper alone may be late, too, but not each time.
-    let judged: Vec<bool> = (0..100).filter_map(|_| is_in_time()).take(3).collect();
-    assert!(judged.is_empty() || judged.contains(&true), "never in time");
-    if judged.is_empty() {
-        crate::servers::skip::skip_part("the machine is late all the time");
+    let mut judged = (0..100).filter_map(|_| is_in_time()).take(20).peekable();
+    match judged.peek() {
+        Some(_) => assert!(judged.any(|in_time| in_time), "never in time"),
+        None => crate::servers::skip::skip_part("the machine is late all the time"),
     }
 }
 
