@@ -4,7 +4,7 @@
 mod raw;
 mod upstream;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::harness::within;
 use crate::support::lateness::{measure, slack};
@@ -163,7 +163,7 @@ fn held() {
         client.send("Op", "a");
         wait_until("the request is held", || proxy.held() == 1);
         assert_heals(&proxy);
-        assert_eq!(client.got(QUIET), got);
+        assert_eq!(client.got(if got == Got::End { PATIENCE } else { QUIET }), got);
         assert_eq!(server.bodies(), ["healed"], "{mode:?}");
         assert_eq!(proxy.deliver(), 1);
         assert_eq!(server.bodies(), ["healed", "a"], "{mode:?}");
@@ -335,9 +335,12 @@ fn it_stands_before_the_real_server() {
     assert!(!ready(&proxy.url()));
     wait_until("it answers again", || ready(&proxy.url()));
     let mut client = Client::connect(proxy.addr());
-    proxy.shift_dates(-1_000_000_000);
+    // To the middle of a day, so that it stays the same day however long the answer takes.
+    const NOON: i64 = 963_662_400;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    proxy.shift_dates(NOON - i64::try_from(now).unwrap());
     // This is its answer to an unknown operation.
     client.send("Op", "{}");
     assert!(matches!(client.got(PATIENCE), Got::Answer(_)));
-    assert!(client.head.contains(" 1994 ") || client.head.contains(" 1995 "), "{}", client.head);
+    assert!(client.head.contains(" 15 Jul 2000 "), "{}", client.head);
 }
