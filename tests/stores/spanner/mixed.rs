@@ -18,8 +18,8 @@ use crate::support::go::spanner::Node;
 use crate::support::logs;
 use crate::support::spanner::{Database, Raw, TABLE, sdk, settings};
 
-/// The duration of the nodes, and so the lease of ours.
-pub(super) const DURATION: Duration = Duration::from_secs(20);
+/// The duration of the nodes, and so the lease of ours: more than a slow emulator needs. Nothing waits for its end.
+pub(super) const DURATION: Duration = Duration::from_secs(60);
 
 /// A table with our client, and as many nodes as a test wants.
 pub(super) struct World {
@@ -69,8 +69,8 @@ impl World {
 
 impl mixed::World for World {
     const LEASE: Duration = DURATION;
-    const RESPECTED: Duration = Duration::from_secs(19);
-    const OVER: Duration = Duration::from_secs(22);
+    const RESPECTED: Duration = Duration::from_secs(59);
+    const OVER: Duration = Duration::from_secs(62);
     const HOLDER: &str = "node";
     const RELEASES: bool = false;
 
@@ -337,9 +337,9 @@ fn a_node_that_died_between_its_two_transactions_is_overtaken_after_two_leases()
     assert!(!other.has_lock());
     // It is first seen now.
     assert!(world.ours.try_lock("k").unwrap().is_none());
-    world.pass(2 * DURATION - 6 * S);
+    world.pass(2 * DURATION - 18 * S);
     assert!(world.ours.try_lock("k").unwrap().is_none());
-    world.pass(7 * S);
+    world.pass(19 * S);
     let guard = world.ours.try_lock("k").unwrap().expect("nobody is there");
     guard.release().unwrap();
 }
