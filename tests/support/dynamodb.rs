@@ -10,7 +10,8 @@ use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings,
 use leasehold::internals::store::{Backend, Schema};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
-use sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
+use sdk::config::interceptors::{BeforeDeserializationInterceptorContextMut, FinalizerInterceptorContextRef};
+use sdk::config::retry::RetryConfig;
 use sdk::config::{ConfigBag, Credentials, Intercept, RuntimeComponents, SharedCredentialsProvider, SharedInterceptor};
 use sdk::error::BoxError;
 
@@ -64,8 +65,33 @@ pub fn config_at(endpoint: &str) -> SdkConfig {
 /// Options with which the service's time moves with `clock`.
 pub fn options(table: &str, clock: &Arc<Clock>) -> DynamodbOptions {
     let mut options = DynamodbOptions::new(table, Settings::Given(Box::new(config())));
-    options.interceptors.push(shifted(clock));
+    options.interceptors.extend([shifted(clock), SharedInterceptor::new(AsksAgain)]);
     options
+}
+
+/// Asks DynamoDB Local again where it gave up, on a busy machine, waiting for a lock of its own, which the service has
+/// not. It says so after ten seconds, and has done nothing then.
+#[derive(Debug)]
+struct AsksAgain;
+
+impl Intercept for AsksAgain {
+    fn name(&self) -> &'static str {
+        "asks_again"
+    }
+
+    fn read_after_attempt(
+        &self,
+        context: &FinalizerInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let body = context.response().and_then(|answer| answer.body().bytes()).unwrap_or_default();
+        let gave_up = String::from_utf8_lossy(body).contains("too long waiting for a lock");
+        // The SDK itself repeats any answer with this status, and the store lets it repeat none.
+        let often = RetryConfig::standard().with_max_attempts(20).with_initial_backoff(Duration::from_millis(50));
+        config.interceptor_state().store_put(if gave_up { often } else { RetryConfig::disabled() });
+        Ok(())
+    }
 }
 
 /// Makes each answer's `Date` say the time of a service that is as far ahead as the clock was advanced. The

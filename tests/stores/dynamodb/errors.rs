@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use leasehold::dynamodb::aws_config::credential_process::CredentialProcessProvider;
 use leasehold::dynamodb::aws_config::{self, BehaviorVersion, SdkConfig};
@@ -10,7 +11,7 @@ use leasehold::{ErrorKind, LockClient};
 
 use crate::dynamodb::*;
 use crate::errors::{are_refused, no_server_is_told, text, works_inside_async_tasks};
-use crate::support::dynamodb::config_at;
+use crate::support::dynamodb::{config_at, on_answer};
 use crate::support::harness::PATIENCE;
 
 #[test]
@@ -247,4 +248,26 @@ fn settings_without_credentials_are_said() {
     let error = patient(config, "locks").connect().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
     assert!(error.to_string().contains("credentials"), "{error}");
+}
+
+/// Otherwise a machine that is busy would make any test fail.
+#[test]
+fn dynamodb_local_that_waited_too_long_for_a_lock_of_its_own_is_asked_again() {
+    let table = needs_server!(Table::fresh());
+    let (clock, times) = (Clock::system(), Arc::new(AtomicU32::new(0)));
+    let (mut options, left) = (options(&table.0, &clock), times.clone());
+    options.interceptors.push(on_answer(move |context| {
+        if left.load(SeqCst) > 0 {
+            left.fetch_sub(1, SeqCst);
+            let (answer, kind) = (context.response_mut(), "com.amazonaws.dynamodb.v20120810#InternalServerError");
+            *answer.status_mut() = 500_u16.try_into()?;
+            let body = format!(r#"{{"__type":"{kind}","message":"it too long waiting for a lock"}}"#);
+            *answer.body_mut() = body.into();
+        }
+        Ok(())
+    }));
+    let store = open(options, &clock);
+    times.store(3, SeqCst);
+    assert_eq!(get(&store, "k").record.holders().count(), 0);
+    assert_eq!(times.load(SeqCst), 0);
 }

@@ -154,24 +154,9 @@ fn shared(key: &str) -> Attempt {
     attempt(key, Mode::Shared)
 }
 
-/// DynamoDB Local may give up, on a busy machine, while it waits for a lock of its own, which the service has not: then it
-/// is asked again.
 #[track_caller]
 fn granted(store: &dyn Backend, attempt: &mut Attempt) -> Holder {
-    let sends = attempt.sends;
-    for _ in 0..20 {
-        match store.acquire(attempt, &soon()) {
-            Ok(Acquired::Granted { holder, .. }) => {
-                attempt.sends = sends;
-                return holder;
-            }
-            Ok(Acquired::Unknown(error)) if format!("{error:?}").contains("too long waiting for a lock") => {
-                attempt.sends = sends.max(1) + 1;
-            }
-            other => panic!("{:?} was not granted: {other:?}", attempt.key),
-        }
-    }
-    panic!("{:?}: DynamoDB Local gave up each time", attempt.key)
+    acquired(store, attempt).0
 }
 
 /// A renewal for this lease.
