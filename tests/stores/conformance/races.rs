@@ -5,6 +5,7 @@ use std::sync::{Arc, Barrier};
 use leasehold::internals::store::{Acquired, Attempt, Backend, Swapped};
 
 use crate::support::contract::*;
+use crate::support::harness::sent;
 use crate::support::stores::{Opened, Store, soon};
 
 const ROUNDS: usize = 20;
@@ -29,7 +30,7 @@ fn race<T: Send>(at: &Opened, run: impl Fn(usize, &dyn Backend) -> T + Sync) -> 
 
 /// The token, if the lock was granted.
 fn token(by: &dyn Backend, mut attempt: Attempt) -> Option<u64> {
-    match by.acquire(&mut attempt, &soon()).unwrap() {
+    match sent(|| by.acquire(&mut attempt, &soon())) {
         Acquired::Granted { holder, .. } => Some(holder.token),
         Acquired::Refused(_) => None,
         Acquired::Unknown(error) => panic!("{error:?}"),
@@ -110,7 +111,7 @@ pub fn one_of_eight_swaps(store: &Store) {
             if !new.pins.remove(&pin) {
                 new.pins.insert(pin);
             }
-            matches!(by.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Done)
+            matches!(sent(|| by.swap(&seen, Some(&new), &soon())), Swapped::Done)
         };
         let pins = at.record("k").pins.len();
         assert_eq!(race(&at, run).into_iter().filter(|done| *done).count(), 1);

@@ -8,6 +8,7 @@ use leasehold::internals::lease::{End, Holder, Mode, StoreTime};
 use leasehold::internals::store::{Acquired, Attempt};
 
 use crate::support::contract::*;
+use crate::support::harness::sent;
 use crate::support::lateness::{measure, slack};
 use crate::support::seed::{seed, sow};
 use crate::support::stores::{Opened, Store, soon};
@@ -18,7 +19,7 @@ const KEYS: usize = 500;
 const KEYS_OF_SPANNER: usize = 100;
 /// On a busy machine some keys are asked for only after their lease is over, which proves nothing: they are repeated,
 /// with a lease twice as long each time.
-const TRIES: u32 = 4;
+const TRIES: u32 = 6;
 /// As soon as one of the leases has only this much left, the thread that grants goes on to those it has granted: on a
 /// busy machine, granting all of them takes longer than the first lease lasts.
 const SPARE: Duration = Duration::from_millis(600);
@@ -51,9 +52,13 @@ fn grant(at: &Opened, key: Key) -> Granted {
     let name = format!("k{}-{}", key.0, key.1);
     let mut attempt = if fastrand::bool() { exclusive(at, &name) } else { shared(at, &name) };
     attempt.ask.lease = Duration::from_millis(fastrand::u64(1_000..=4_000) << key.1);
-    let asked = Instant::now();
-    match at.store.acquire(&mut attempt, &soon()) {
-        Ok(Acquired::Granted { holder, now, .. }) => {
+    let mut asked = Instant::now();
+    let answer = sent(|| {
+        asked = Instant::now();
+        at.store.acquire(&mut attempt, &soon())
+    });
+    match answer {
+        Acquired::Granted { holder, now, .. } => {
             let until = end_of(&holder);
             assert_eq!(until.since(holder.created), attempt.ask.lease, "{name}: a grant is what was asked for");
             let rival = crate::support::contract::attempt(&*at.second, &name, Mode::Exclusive);
@@ -68,12 +73,16 @@ impl Granted {
     /// Asks once for the key: refused while the lease runs, granted after it. Returns how long after the end it was
     /// granted, by the store's clock.
     fn ask(&mut self, at: &Opened) -> Option<Duration> {
-        let (until, key, old, began) = (end_of(&self.holder), self.rival.key.clone(), &self.holder, Instant::now());
-        let answer = at.second.acquire(&mut self.rival, &soon());
+        let (until, key, old) = (end_of(&self.holder), self.rival.key.clone(), &self.holder);
+        let mut began = Instant::now();
+        let answer = sent(|| {
+            began = Instant::now();
+            at.second.acquire(&mut self.rival, &soon())
+        });
         // How long a lease is respected after its end, as far as its time is known.
         let respected = at.store.info().grace + at.slack + slack(began);
         match answer {
-            Ok(Acquired::Granted { holder, .. }) => {
+            Acquired::Granted { holder, .. } => {
                 assert!(holder.created >= until, "{key}: {holder:?} was let in beside {old:?}");
                 assert!(holder.token > old.token, "{key}: {holder:?} after {old:?}");
                 let late = holder.created.since(until);
@@ -84,7 +93,7 @@ impl Granted {
                 }
                 Some(late)
             }
-            Ok(Acquired::Refused(seen)) => {
+            Acquired::Refused(seen) => {
                 let stands: Vec<&Holder> = seen.record.holders().map(|(_, holder)| holder).collect();
                 assert_eq!(stands, [old]);
                 assert!(seen.is_live(old), "{key}: refused at {:?} for {old:?}", seen.times.expired_before);
