@@ -197,7 +197,7 @@ fn a_clock_that_is_off_by_four_seconds_is_within_the_grace() {
         let passed = Instant::now();
         let is_refused = world.ours.try_lock(&theirs).unwrap().is_none();
         let are_refused = world.go.acquire(&ours, OWNER, LEASE) == Err(Unavailable);
-        if !mixed::are_in_time(is_refused && are_refused, passed) {
+        if !mixed::are_in_time(is_refused && are_refused, passed, S) {
             return false;
         }
         world.ours.heartbeat(&mine, LEASE).unwrap();

@@ -6,7 +6,7 @@ use leasehold::{ErrorKind, LockClient};
 use crate::dynamodb::mixed::{World, of};
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
-use crate::mixed::cells::are_in_time;
+use crate::mixed::cells::{S, are_in_time};
 use crate::support::dynamodb::{Table, config, config_at};
 use crate::support::go::Unavailable;
 use crate::support::go::dynamodb::Go;
@@ -214,7 +214,7 @@ fn are_respected_for_the_grace() -> bool {
         });
         let are_right = had.iter().all(|(_, is_had)| *is_had == is_free);
         assert!(are_right || !is_free, "{had:?} after {after} s");
-        if !are_in_time(are_right, since) {
+        if !are_in_time(are_right, since, S) {
             return false;
         }
     }
@@ -275,7 +275,7 @@ fn clients_without_the_option_are_refused_by_the_tables_own_record() {
         world.go.acquire(key, "worker-1", LEASE).unwrap();
         // More than its own grace, and a second less than theirs, even if its time is as wrong as it may be.
         world.pass(Duration::from_secs(62));
-        are_in_time(before.try_lock(key).unwrap().is_none(), since)
+        are_in_time(before.try_lock(key).unwrap().is_none(), since, S)
     };
     assert!(["t1", "t2", "t3", "t4", "t5"].into_iter().any(is_refused), "late each time");
     drop(held);
