@@ -87,10 +87,24 @@ impl Drop for Rows {
 
 /// Repeats this while the error is one that only a slow machine or server explains: the library gives a connection
 /// three seconds, and a role may end sessions that were silent for less.
-pub fn unless_late<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+pub fn unless_late<T>(ask: impl FnMut() -> Result<T>) -> Result<T> {
+    // A session that ended before anything was asked is reported as closed.
+    let late = ["no connection in the time", "idle-session timeout", "transaction timeout", "connection closed"];
+    unless_one_of(&[&late[..], &UNMADE[..]].concat(), ask)
+}
+
+/// The same for a call that must not wait for others: if its time is over before anything was sent, it fails.
+pub fn unless_unmade<T>(ask: impl FnMut() -> Result<T>) -> Result<T> {
+    unless_one_of(&UNMADE, ask)
+}
+
+/// What the library says of a connection that was not made in those three seconds.
+const UNMADE: [&str; 1] = ["not made in"];
+
+fn unless_one_of<T>(late: &[&str], mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     let mut answer = ask();
     wait_until("a connection is made in its time", || {
-        let is_late = answer.as_ref().is_err_and(was_late);
+        let is_late = answer.as_ref().is_err_and(|error| says_one_of(error, late));
         if is_late {
             answer = ask();
         }
@@ -99,21 +113,13 @@ pub fn unless_late<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     answer
 }
 
-fn was_late(error: &Error) -> bool {
+fn says_one_of(error: &Error, late: &[&str]) -> bool {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {
         text.push_str(&source.to_string());
         next = source.source();
     }
-    // A session that ended before anything was asked is reported as closed.
-    let late = [
-        "not made in",
-        "no connection in the time",
-        "idle-session timeout",
-        "transaction timeout",
-        "connection closed",
-    ];
     late.iter().any(|late| text.contains(late))
 }
 

@@ -211,7 +211,7 @@ fn shared_locks_of_one_key_that_wait_hold_up_no_other_key() {
         });
     });
     // None of the abandoned statements is in the way.
-    renewed(&store, &mut last, renewal);
+    renewed_anew(&store, &mut last, Duration::from_secs(60));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::support::contract::{give_up, granted, refused, release, renewal, rene
 use crate::support::harness::sent;
 use crate::support::own::Own;
 use crate::support::postgres::{
-    Rows, block_on, config, connect, connected, opened, sql_at, standbys, told_of, unless_late,
+    Rows, block_on, config, connect, connected, opened, sql_at, standbys, told_of, unless_late, unless_unmade,
 };
 use crate::support::room::room;
 use crate::support::servers::{Server, postgres};
@@ -179,7 +179,7 @@ fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler
         // If the pooler or the server stalled with such a statement, it waits for the row only from now on.
         left.iter_mut().for_each(|b| drop(sent(|| store.release(b, Purpose::GiveUp, &soon()))));
     });
-    granted(&store, &mut exclusive(&store, "k"));
+    granted_anew(&store, &mut exclusive(&store, "k"));
 }
 
 /// A cancel would find nothing there, or end the pooler.
@@ -198,8 +198,9 @@ fn who_leaves_a_pool_of_sessions_cancels_nothing() {
         // This needs another connection, which comes after one that cancels.
         granted_anew(&store, &mut exclusive(&store, "other"));
     });
-    let log = std::fs::read_to_string(pooled.pooler.data().join("log")).unwrap();
-    assert!(log.contains("closing because: client") && !log.contains("cancel"), "{log}");
+    let log = || std::fs::read_to_string(pooled.pooler.data().join("log")).unwrap();
+    wait_until("the pooler notes who left", || log().contains("closing because: client"));
+    assert!(!log().contains("cancel"), "{}", log());
 }
 
 /// All clients share the sessions of the pool.
@@ -236,9 +237,9 @@ fn those_who_wait_for_a_row_leave_a_session_of_the_pool_to_heartbeats() {
             }
             let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
             wait_until("they wait", || !sql_at(&server, waits).is_empty());
-            let renewals: Vec<_> = (0..5)
-                .map(|_| store.renew(&mut held, renewal(Lease::For(Duration::from_secs(600))), &Deadline::after(SHORT)))
-                .collect();
+            let lease = Lease::For(Duration::from_secs(600));
+            let mut renews = || store.renew(&mut held, renewal(lease), &Deadline::after(SHORT));
+            let renewals: Vec<_> = (0..5).map(|_| unless_unmade(&mut renews)).collect();
             is_over.store(true, SeqCst);
             drop(theirs);
             for renewed in renewals {
