@@ -26,20 +26,30 @@ use crate::support::wait::wait_until;
 fn nothing_of_the_last_second_is_renewed() {
     needs_server!();
     for (key, is_shared) in [("x", false), ("s", true)] {
-        let world = World::new();
-        world.has_freed();
-        let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
-        let mine = ask().lock_id("job").acquire().unwrap();
-        world.pass(LEASE - Duration::from_millis(800));
-        let late = world.ours.heartbeat(&mine, LEASE).unwrap_err();
-        assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
-        world.pass(S);
-        let expired = world.go.expired();
-        assert_eq!(expired.len(), 1);
-        assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(world.go.free_all(&expired).len(), 1);
-        assert!(world.ours.try_lock(key).unwrap().is_some());
+        assert!((0..5).any(|_| is_not_renewed(key, is_shared)), "the client itself freed it each time");
     }
+}
+
+/// Returns `false` if a busy machine took so long that the client itself may have freed what is over, as it does every
+/// ten seconds.
+fn is_not_renewed(key: &str, is_shared: bool) -> bool {
+    let (world, began) = (World::new(), Instant::now());
+    world.has_freed();
+    let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
+    let mine = ask().lock_id("job").acquire().unwrap();
+    world.pass(LEASE - Duration::from_millis(800));
+    let late = world.ours.heartbeat(&mine, LEASE).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
+    world.pass(S);
+    let expired = world.go.expired();
+    assert_eq!(world.ours.heartbeat(&mine, LEASE).unwrap_err().kind(), ErrorKind::Lost);
+    let freed = world.go.free_all(&expired);
+    if began.elapsed() >= 10 * S {
+        return false;
+    }
+    assert_eq!((expired.len(), freed.len()), (1, 1));
+    assert!(world.ours.try_lock(key).unwrap().is_some());
+    true
 }
 
 /// The lock would keep its lock id, by which their purger frees what it read as over.
