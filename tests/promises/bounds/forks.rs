@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::support::alone::alone;
-use crate::support::harness::{Folder, millis};
+use crate::support::alone::{alone, alone_for};
+use crate::support::harness::{Folder, PATIENCE, millis};
 use crate::support::process::fork;
 use crate::support::servers::skip;
 use crate::support::wait::wait_until;
@@ -270,7 +270,9 @@ fn work_that_forks_was_not_locked_in_the_child() {
 /// child.
 #[test]
 fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name() {
-    alone("bounds::forks::a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name", || {
+    const TEST: &str = "bounds::forks::a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name";
+    // Two hundred forks beside four busy threads take long where there are few processors.
+    alone_for(TEST, 20 * PATIENCE, || {
         const URL: &str = "memory:forked";
         let (kept, stop) = (LockClient::connect(URL).expect("a client"), AtomicBool::new(false));
         let held = kept.lock("job").expect("a lock");
