@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
@@ -12,7 +12,7 @@ use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
 use leasehold::internals::store::{Backend, GrantForm};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
-use leasehold::{ClientBuilder, LockClient};
+use leasehold::{ClientBuilder, LockClient, LockGuard};
 
 use super::bench::builder_over;
 use super::stores::Opened;
@@ -52,6 +52,17 @@ pub fn sent<T>(mut step: impl FnMut() -> leasehold::Result<T>) -> T {
         }
     });
     answer.expect("it came")
+}
+
+/// Repeats the release: a store this busy may not answer in time.
+#[track_caller]
+pub fn release(mut guard: LockGuard) {
+    let started = Instant::now();
+    while let Err(failed) = guard.release() {
+        let error = failed.error();
+        assert!(error.is_retryable() && started.elapsed() < 4 * PATIENCE, "{error:?}");
+        guard = failed.into_guard();
+    }
 }
 
 /// A folder that is removed when the value is dropped.

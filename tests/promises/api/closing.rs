@@ -21,7 +21,7 @@ fn client(store: &Store, lease: Duration) -> LockClient {
 }
 
 /// Repeats the close: on a busy machine the time of one may be over before anything could be sent.
-fn closes_well(client: &LockClient) {
+pub(super) fn closes_well(client: &LockClient) {
     wait_until("a close leaves nothing", || client.close().is_ok());
 }
 

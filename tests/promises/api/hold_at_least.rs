@@ -10,14 +10,15 @@ use leasehold::internals::lease::{End, Lease};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockClient, LockGuard, LockStatus, LossReason, Observer};
 
+use crate::api::closing::closes_well;
 use crate::api::{LONG, MINUTE, on_every_store};
 use crate::support::bench::{builder_over, renews};
 use crate::support::between::{Between, When};
-use crate::support::harness::Store;
+use crate::support::harness::{Store, release};
 use crate::support::stores::Opened;
 use crate::support::wait::wait_until;
 
-/// The time after which a test lets a call fail. A server that is silent for some seconds still answers earlier.
+/// The time after which a test lets a call fail. What must succeed within it is repeated.
 const ENDS: Duration = Duration::from_secs(7);
 /// Longer than any lease here.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -265,7 +266,7 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
             assert!(failed.error().is_retryable(), "{failed}");
             assert_eq!(store.record(&key), before);
             faults.heal();
-            failed.into_guard().release().unwrap();
+            release(failed.into_guard());
             store.is_kept(&key, MINUTE);
             // The guards of `lock_all` are not given up either.
             let all = client.lock_all([format!("{key}/a")]).unwrap();
@@ -273,7 +274,7 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
             faults.always(call, Fault::LostBefore);
             drop(all);
             faults.heal();
-            client.close().unwrap();
+            closes_well(&client);
             let stands = store.record(&format!("{key}/a")).exclusive.expect("it stands");
             assert!(stands.until >= Lease::For(HOUR).end(stands.created), "{stands:?}");
         }
@@ -290,7 +291,7 @@ fn once_its_least_time_is_over_an_end_without_an_answer_is_repeated_and_a_lost_h
         faults.always(Call::Read, Fault::LostBefore);
         drop(all);
         faults.heal();
-        client.close().unwrap();
+        closes_well(&client);
         assert_eq!(store.record("k").exclusive, None, "it is given up in the background");
 
         let client = store.client();

@@ -10,7 +10,7 @@ use leasehold::{LockClient, LockGuard};
 
 use crate::fenced::data::Data;
 use crate::fenced::{LONG, Open, SHORT, Store, builder};
-use crate::support::harness::{PATIENCE, connected, millis};
+use crate::support::harness::{PATIENCE, connected, millis, release};
 use crate::support::process::Worker;
 use crate::support::worker::say;
 
@@ -52,16 +52,6 @@ fn load<S: Store>(open: &Open<S>, over: &AtomicBool) {
         thread::sleep(millis(100));
     }
     println!("{}: {count} others wrote meanwhile", S::NAME);
-}
-
-/// Repeats the release: a store this busy may not answer in time.
-fn release(mut guard: LockGuard) {
-    let started = Instant::now();
-    while let Err(failed) = guard.release() {
-        let error = failed.error();
-        assert!(error.is_retryable() && started.elapsed() < 4 * PATIENCE, "{error:?}");
-        guard = failed.into_guard();
-    }
 }
 
 fn writes<S: Store>(open: &Open<S>, process: u32, rounds: u32, how: &str) -> u32 {
