@@ -2,7 +2,7 @@
 //! that each store can use it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -114,6 +114,8 @@ pub struct Store {
     faulty: Arc<Faulty>,
     // Another connection, where the store has connections.
     plain: Arc<dyn Backend>,
+    /// Looks at rows. A client for each look would check the schema each time, which takes long on Spanner.
+    looks: OnceLock<LockClient>,
     pub folder: Folder,
     /// Some if it is from the table of stores; dropped with it.
     at: Option<Opened>,
@@ -149,7 +151,7 @@ macro_rules! on_each_local {
 #[allow(unused_imports)]
 pub(crate) use on_each_local;
 
-/// The same for each store that has a server, each test in a process of its own.
+/// The same for each store that has a server, each test in a process of its own and with time for a busy server.
 #[allow(unused_macros)] // Not every test binary has such tests.
 macro_rules! on_each_server {
     ($($test:ident,)+) => {
@@ -164,7 +166,8 @@ macro_rules! on_each_server {
             $(#[test]
             fn $test() {
                 let (_, module) = module_path!().split_once("::").expect("a module of this program");
-                crate::support::alone::alone(&format!("{module}::{}", stringify!($test)), || {
+                let limit = 20 * crate::support::harness::PATIENCE;
+                crate::support::alone::alone_for(&format!("{module}::{}", stringify!($test)), limit, || {
                     crate::support::stores::on(stringify!($store), |store| {
                         super::$test(crate::support::harness::Store::of(store));
                     });
@@ -222,7 +225,7 @@ impl Store {
         super::lateness::measure();
         let plan = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(below, plan.clone()));
-        Store { name, plan, clock, faulty, plain, folder, at: None }
+        Store { name, plan, clock, faulty, plain, looks: OnceLock::new(), folder, at: None }
     }
 
     /// A client whose requests meet the faults.
@@ -253,7 +256,7 @@ impl Store {
 
     /// Whether the row has no holder at all, not even an expired one.
     pub fn is_vacant(&self, key: &str) -> bool {
-        let status = self.bystander().get(key).expect("a look at the key");
+        let status = self.looks.get_or_init(|| self.bystander()).get(key).expect("a look at the key");
         status.is_none_or(|status| status.holders().is_empty())
     }
 }
