@@ -315,6 +315,11 @@ impl LockGuard {
         if self.is_own_process() { self.family.held_here(self.hold.lost()) } else { self.hold.forked() }
     }
 
+    /// The error of a keeper whose lease nobody has lost.
+    pub(crate) fn closed(&self) -> Error {
+        self.hold.error(ErrorKind::Closed, "its client was closed, and the lease is not extended any more")
+    }
+
     /// Whether nothing is left to release. In a forked child that is not known, so `false`.
     pub(crate) fn is_over(&self) -> bool {
         self.is_own_process() && self.hold.is_over()

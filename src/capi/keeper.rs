@@ -3,13 +3,11 @@
 use std::ffi::c_char;
 
 use super::code::Code;
-use super::failure::about;
 use super::guard::wait_loss;
 use super::leases::{LeasesData, LeasesHandle};
 use super::loss::Reason;
 use super::{as_millis, call, handle, millis, out_arg, text, text_arg};
 use crate::api::leases::LeaseKeeper;
-use crate::model::error::ErrorKind;
 use crate::sys::drop_bound::DropBound;
 
 /// A lease that the library extends.
@@ -66,16 +64,7 @@ pub unsafe extern "C" fn leasehold_keeper_is_held(keeper: KeeperHandle, held: *m
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_keeper_ensure_held(keeper: KeeperHandle) -> Code {
-    call(|| {
-        let keeper = handle::get::<KeeperData>(keeper)?;
-        Ok(keeper.0.ensure_held().map_err(|error| match error.kind() {
-            ErrorKind::Lost if keeper.0.loss().has_ended() => {
-                let how = "its client was closed, and the lease is not extended any more";
-                about(&keeper.0.guard().info(), ErrorKind::Closed, how)
-            }
-            _ => error,
-        })?)
-    })
+    call(|| Ok(handle::get::<KeeperData>(keeper)?.0.ensure_held()?))
 }
 
 /// The fencing token of the claim.

@@ -101,7 +101,6 @@ impl LossWatch {
     }
 
     /// Whether its release or hand-over has begun, so that no loss is reported any more.
-    #[cfg(feature = "capi")]
     pub(crate) fn has_ended(&self) -> bool {
         !self.is_own_process() || matches!(*self.0.outcome.lock(), Outcome::Ended)
     }

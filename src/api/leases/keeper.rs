@@ -8,7 +8,7 @@ use crate::api::guard::LockGuard;
 use crate::engine::family::Family;
 use crate::engine::hold::Hold;
 use crate::engine::loss_watch::LossWatch;
-use crate::model::error::Result;
+use crate::model::error::{ErrorKind, Result};
 
 /// Extends a lease for its holder for as long as the value lives; from [`Leases::keep`](crate::Leases::keep).
 ///
@@ -55,9 +55,13 @@ impl LeaseKeeper {
     /// [`is_held`](LeaseKeeper::is_held), for use with `?`.
     ///
     /// # Errors
-    /// `Lost` when the holder does not have the lease any more, `Closed` in a forked child.
+    /// `Lost` when the holder does not have the lease any more; `Closed` after its client was closed, which leaves the
+    /// lease to its holder, and in a forked child.
     pub fn ensure_held(&self) -> Result<()> {
-        self.guard.ensure_held()
+        self.guard.ensure_held().map_err(|error| match error.kind() {
+            ErrorKind::Lost if self.loss().has_ended() => self.guard.closed(),
+            _ => error,
+        })
     }
 
     /// Reports the loss of the lease.

@@ -376,6 +376,7 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         assert!(client.held().is_empty());
         client.close().unwrap();
         assert!(!keeper.is_held());
+        assert_eq!(keeper.ensure_held().unwrap_err().kind(), ErrorKind::Closed);
         assert_eq!(leases.get("app").unwrap().unwrap().holder(), "unit/0");
     });
 }
