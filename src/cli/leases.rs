@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use leasehold::{ErrorKind, LeaseStatus};
 use serde_json::json;
 
-use crate::args::{Global, Lease, Pin};
+use crate::args::{Global, Lease, LeaseName, Pin};
 use crate::failure::Outcome;
 use crate::locks::{cell, table};
 use crate::show::{lease_json, print, print_json};
@@ -26,17 +26,17 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
         }
         Lease::Expire(args) => {
             match client.leases(&args.namespace).expire(&args.name) {
-                Ok(()) => gone(global, "expired", &args.name),
+                Ok(()) => gone(global, Some("expired"), args),
                 // The user wants nobody to hold it, so it does not matter who has ended the lease.
                 Err(error) if error.kind() == ErrorKind::InvalidLease && error.lease().is_none() => {
-                    nothing(global, &args.name)
+                    gone(global, None, args)
                 }
                 Err(error) => Err(error.into()),
             }
         }
         Lease::Revoke(args) => {
             client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder)?;
-            gone(global, "revoked", &args.lease.name)
+            gone(global, Some("revoked"), &args.lease)
         }
         Lease::Pin(args) => {
             let leases = client.leases(&args.lease.namespace);
@@ -55,19 +55,19 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
             let said = match (was_pinned, left.is_empty()) {
                 (true, true) => format!("unpinned: {name:?} by {:?}", args.pin),
                 (true, false) => format!("unpinned: {name:?} by {:?}; still pinned by {}", args.pin, quoted(&left)),
-                (false, true) => format!("{name:?} is not pinned"),
+                (false, true) => format!("{name:?} is not pinned in the namespace {:?}", args.lease.namespace),
                 (false, false) => format!("{name:?} is not pinned by {:?}, but by {}", args.pin, quoted(&left)),
             };
             pinned(global, args, &left, &said)
         }
-        Lease::List(args) => list(global, &client.leases(&args.namespace).list()?),
+        Lease::List(args) => list(global, &args.namespace, &client.leases(&args.namespace).list()?),
     }
 }
 
 /// By whom it is pinned now.
 fn pinned(global: &Global, args: &Pin, by: &BTreeSet<String>, said: &str) -> Outcome {
     match global.json {
-        true => print_json(&json!({ "name": args.lease.name, "pinned_by": by }))?,
+        true => print_json(&json!({ "name": args.lease.name, "namespace": args.lease.namespace, "pinned_by": by }))?,
         false => print(&format!("{said}\n"))?,
     }
     Ok(0)
@@ -90,29 +90,23 @@ fn one(global: &Global, what: &str, status: &LeaseStatus) -> Outcome {
     Ok(0)
 }
 
-fn gone(global: &Global, what: &str, name: &str) -> Outcome {
-    match global.json {
-        true => print_json(&json!({ "name": name, "ended": what }))?,
-        false => print(&format!("{what}: {name:?}\n"))?,
+/// How it ended; `None` if nobody held it.
+fn gone(global: &Global, how: Option<&str>, LeaseName { name, namespace }: &LeaseName) -> Outcome {
+    match (global.json, how) {
+        (true, _) => print_json(&json!({ "name": name, "namespace": namespace, "ended": how }))?,
+        (false, Some(how)) => print(&format!("{how}: {name:?}\n"))?,
+        (false, None) => print(&format!("{name:?} is free in the namespace {namespace:?}\n"))?,
     }
     Ok(0)
 }
 
-fn nothing(global: &Global, name: &str) -> Outcome {
-    match global.json {
-        true => print_json(&json!({ "name": name, "ended": null }))?,
-        false => print(&format!("{name:?} is free\n"))?,
-    }
-    Ok(0)
-}
-
-fn list(global: &Global, all: &[LeaseStatus]) -> Outcome {
+fn list(global: &Global, namespace: &str, all: &[LeaseStatus]) -> Outcome {
     if global.json {
         print_json(&all.iter().map(lease_json).collect())?;
         return Ok(0);
     }
     if all.is_empty() {
-        print("no leases\n")?;
+        print(&format!("no leases in the namespace {namespace:?}\n"))?;
         return Ok(0);
     }
     let mut table = table(&["NAME", "HOLDER", "STATE", "CLAIMED", "LEASE", "TOKEN", "PINNED BY"]);

@@ -381,7 +381,7 @@ fn leases_are_claimed_extended_and_ended() {
     let store = Store::new();
     drop(store.client());
     let lease = |args: &[&str]| run(store.leasehold(&["lease"]).args(args));
-    assert_eq!(ok(lease(&["list"])), "no leases\n");
+    assert_eq!(ok(lease(&["list"])), "no leases in the namespace \"default\"\n");
     let text = ok(lease(&["claim", "app", "app/0", "--for", "1h"]));
     assert!(text.starts_with("claimed: \"app\" for \"app/0\", at least until "), "{text}");
     let ran = lease(&["claim", "app", "app/1"]);
@@ -403,9 +403,10 @@ fn leases_are_claimed_extended_and_ended() {
     assert_eq!(ok(lease(&["revoke", "app", "app/0"])), "revoked: \"app\"\n");
     assert_eq!(leases.expire("app").unwrap_err().kind(), ErrorKind::InvalidLease);
     // A name that nobody holds is already as wanted, so the command can be repeated.
-    assert_eq!(ok(lease(&["expire", "app"])), "\"app\" is free\n");
+    assert_eq!(ok(lease(&["expire", "app"])), "\"app\" is free in the namespace \"default\"\n");
     let told = json(lease(&["expire", "app", "--json"]));
-    assert_eq!((&told["name"], &told["ended"]), (&"app".into(), &Value::Null));
+    let of = (&told["name"], &told["namespace"], &told["ended"]);
+    assert_eq!(of, (&"app".into(), &"default".into(), &Value::Null));
     assert_eq!(lease(&["revoke", "app", "app/0"]).code, Some(75), "whoever names a holder means one");
     ok(lease(&["claim", "app", "b", "--namespace", "other", "--for", "100ms"]));
     let other = store.client().leases("other");

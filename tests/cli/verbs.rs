@@ -97,12 +97,19 @@ fn a_pin_can_be_taken_back_by_an_operator() {
     said(&["expire", "app"], 75);
     assert_eq!(said(&["unpin", "app", "me"], 0), "unpinned: \"app\" by \"me\"; still pinned by \"gone\"\n");
     assert_eq!(said(&["unpin", "app", "mistyped"], 0), "\"app\" is not pinned by \"mistyped\", but by \"gone\"\n");
-    assert_eq!(said(&["unpin", "app", "me", "--json"], 0), "{\"name\":\"app\",\"pinned_by\":[\"gone\"]}\n");
-    said(&["unpin", "app", "gone", "--namespace", "other"], 0);
+    assert_eq!(
+        said(&["unpin", "app", "me", "--json"], 0),
+        "{\"name\":\"app\",\"namespace\":\"default\",\"pinned_by\":[\"gone\"]}\n"
+    );
+    let elsewhere = said(&["unpin", "app", "gone", "--namespace", "other"], 0);
+    assert_eq!(elsewhere, "\"app\" is not pinned in the namespace \"other\"\n");
     said(&["expire", "app"], 75);
     assert_eq!(said(&["unpin", "app", "gone"], 0), "unpinned: \"app\" by \"gone\"\n");
-    assert_eq!(said(&["unpin", "app", "gone"], 0), "\"app\" is not pinned\n");
-    assert_eq!(said(&["pin", "app", "me", "--json"], 0), "{\"name\":\"app\",\"pinned_by\":[\"me\"]}\n");
+    assert_eq!(said(&["unpin", "app", "gone"], 0), "\"app\" is not pinned in the namespace \"default\"\n");
+    assert_eq!(
+        said(&["pin", "app", "me", "--json"], 0),
+        "{\"name\":\"app\",\"namespace\":\"default\",\"pinned_by\":[\"me\"]}\n"
+    );
     said(&["unpin", "app", "me"], 0);
     assert_eq!(said(&["expire", "app"], 0), "expired: \"app\"\n");
 }
