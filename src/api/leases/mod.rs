@@ -31,13 +31,20 @@ pub use keeper::LeaseKeeper;
 /// - A claim that succeeds, and an extension that does, promise the holder the lease until at least `duration` after
 ///   the *start of the call*, whatever the network did meanwhile. They do not promise that it ends soon after that: it
 ///   ends when somebody expires it. On DynamoDB the promised time may be up to 50 ms shorter, and on MongoDB 1 ms:
-///   clients may differ by that much on the store's time.
+///   clients may differ by that much on the store's time. On MongoDB and PostgreSQL it is also shorter by as much as the
+///   clocks of the servers differ (routers, a later primary): stop a margin earlier, or let [`keep`](Leases::keep) do so.
 /// - The store decides by its own clock. The times that are shown are this host's: compare them only with each other,
 ///   and only on this host.
 /// - A call that is impossible fails with [`InvalidLease`](ErrorKind::InvalidLease). That is normal; the error
 ///   [carries](Error::lease) the lease as it was found, so that the caller need not read it again. Every call reads
 ///   the store.
 /// - Leases and locks of one store never meet, whatever their names.
+///
+/// # What identifies the holder
+/// Only the text `holder`. A process that was stopped, and goes on, shares, extends or revokes the lease of a successor
+/// with the same text. If two processes, or two lives of one, could use the same text, put something unique in it. If it
+/// must stay the same, compare the [`fencing_token`](LeaseStatus::fencing_token) with that of your claim before `keep`
+/// or `revoke`.
 ///
 /// # Example
 /// ```
@@ -86,7 +93,8 @@ impl Leases {
     /// # Errors
     /// `InvalidLease` when somebody holds it, even the same holder, and even if it is expired; `InvalidInput` for a
     /// name out of bounds or a duration below the store's shortest lease or above 30 days; `Ambiguous` or `Store` when
-    /// the call was not answered within the request timeout: then the lease may have been claimed.
+    /// the call was not answered within the request timeout: then the lease may be claimed, at once or a moment later.
+    /// [`extend`](Leases::extend) succeeds once it is; after [`revoke`](Leases::revoke) it cannot be any more.
     pub fn claim(&self, name: &str, holder: &str, duration: Duration) -> Result<LeaseStatus> {
         let key = self.key(name)?;
         self.check_holder(&key, holder)?;
