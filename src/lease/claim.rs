@@ -10,7 +10,7 @@ use super::transition::{Step, Times};
 pub struct Claim {
     /// Names this claim, so that a repeat finds what an earlier copy of it wrote.
     pub grant: GrantId,
-    /// Every holder in a record needs a lock id; that of a lease is never shown.
+    /// Every holder in a record needs a lock id; that of a lease shows only in a loss to a later claim.
     pub lock_id: String,
     /// `owner` is the name that holds the lease.
     pub labels: Labels,
