@@ -56,7 +56,7 @@ impl LeaseKeeper {
     ///
     /// # Errors
     /// `Lost` when the holder does not have the lease any more; `Closed` after its client was closed, which leaves the
-    /// lease to its holder, and in a forked child.
+    /// lease to its holder until its time is over (nobody extends it, so stop by then), and in a forked child.
     pub fn ensure_held(&self) -> Result<()> {
         self.guard.ensure_held().map_err(|error| match error.kind() {
             ErrorKind::Lost if self.loss().has_ended() => self.guard.closed(),

@@ -127,7 +127,8 @@ impl Leases {
         self.settled(key, |record, times| claim::extend(record, holder, duration, times), decided_again)
     }
 
-    /// Ends the lease `name` if its time is over.
+    /// Ends the lease `name` if its time is over. In SQLite each reboot can make it last for its whole time
+    /// [once more](crate::guide::guarantees#assumptions); [`revoke`](Leases::revoke) ends it.
     ///
     /// # Errors
     /// `InvalidLease` when nobody holds it, its time is not over, or somebody [pins](Leases::pin) it; `Store` when its time
