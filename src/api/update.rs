@@ -6,7 +6,7 @@ use crate::api::client::LockClient;
 use crate::engine::failures::Failures;
 use crate::lease::{LockRecord, Mode, Step, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Seen, Swapped, read_held, read_key};
+use crate::store::{Consistency, Seen, Swapped, read_held, read_key, read_one};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
@@ -129,7 +129,12 @@ impl LockClient {
         self.looked(by, |by| read_key(&*self.family.backend, key, by))
     }
 
-    /// The same for a call that changes it, which may be what keeps a lease.
+    /// The same, perhaps a moment old, where that is cheaper.
+    pub(crate) fn glance(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
+        self.looked(by, |by| read_one(&*self.family.backend, key, Consistency::Eventual, by))
+    }
+
+    /// The same as [`look`](Self::look) for a call that changes it, which may be what keeps a lease.
     pub(crate) fn look_to_change(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
         self.looked(by, |by| read_held(&*self.family.backend, key, by))
     }

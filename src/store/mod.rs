@@ -135,7 +135,8 @@ pub(crate) fn read_held(backend: &dyn Backend, key: &str, by: &Deadline) -> Resu
     read_one(backend, key, Consistency::Holders, by)
 }
 
-fn read_one(backend: &dyn Backend, key: &str, consistency: Consistency, by: &Deadline) -> Result<Seen> {
+/// The same, as this consistency allows.
+pub(crate) fn read_one(backend: &dyn Backend, key: &str, consistency: Consistency, by: &Deadline) -> Result<Seen> {
     let seen = backend.read(&Which::Key(key.to_owned()), None, consistency, by)?.records.pop();
     let nothing = || Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable();
     seen.ok_or_else(|| nothing().with_key(key).with_store(&backend.info().label))

@@ -245,14 +245,15 @@ impl Leases {
         let started = Instant::now();
         loop {
             let (waited, random) = (started.elapsed(), random::fraction());
-            let delay = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
-                Ok(found) => {
-                    let (record, now) = (&found.seen.record, found.seen.times.expired_before);
-                    match transition::free_in(record, &Wanted::EXCLUSIVE, now) {
-                        Some(Duration::ZERO) => return Ok(()),
-                        free_in => backoff::poll_delay(&family.options.poll, waited, free_in, random),
-                    }
-                }
+            let within = by.clone().within(family.options.request_timeout);
+            let found = match self.client.glance(&key, &within) {
+                // That may be out of date, or a failover may undo it.
+                Ok(found) if free_in(&found) == Some(Duration::ZERO) => self.client.look(&key, &within),
+                found => found,
+            };
+            let delay = match found.map(|found| free_in(&found)) {
+                Ok(Some(Duration::ZERO)) => return Ok(()),
+                Ok(free_in) => backoff::poll_delay(&family.options.poll, waited, free_in, random),
                 Err(error) if error.is_retryable() || by.is_over() => {
                     backoff::failed_look_delay(&family.options.poll, waited, random)
                 }
@@ -375,6 +376,11 @@ impl Leases {
     fn invalid(&self, found: &Snapshot, why: &str) -> Error {
         self.client.error(ErrorKind::InvalidLease, &found.seen.record.key, why)
     }
+}
+
+/// How long until the lease can be expired.
+fn free_in(found: &Snapshot) -> Option<Duration> {
+    transition::free_in(&found.seen.record, &Wanted::EXCLUSIVE, found.seen.times.expired_before)
 }
 
 /// Never claims that an unanswered change arrived, because that need not be known: the change's rule decides again on

@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use leasehold::CancelToken;
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::{Acquired, Consistency, Purpose, Released, Renewal, Renewed, Swapped};
+use leasehold::internals::sys::clock::Clock;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::event::EventHandler;
 use leasehold::mongodb::driver::event::command::CommandEvent;
 use parking_lot::Mutex;
 
 use crate::mongodb::*;
+use crate::support::bench::builder_over;
 use crate::support::contract::{LEASE, acquired, granted, raised, refused};
 use crate::support::mongodb::{Rows, server};
 
@@ -158,6 +161,20 @@ fn reading_and_swapping() {
     assert!(matches!(swapped, Swapped::Done));
     let seen = get(&at.store, "k");
     assert!(matches!(at.sends(&["delete"], "delete", |s| s.swap(&seen, None, &soon()).unwrap()), Swapped::Done));
+}
+
+/// A strong read of one key makes the server write into its oplog, and wait until the majority has that.
+#[test]
+fn who_waits_for_the_end_of_a_lease_reads_strongly_only_then() {
+    let Counted { rows: _rows, store, commands } = needs_server!(Counted::new());
+    let store: Arc<dyn Backend> = Arc::new(store);
+    let leases = sent(|| builder_over(store.clone(), Clock::system()).connect()).leases("default");
+    leases.claim("app", "app/0", Duration::from_secs(3)).unwrap();
+    commands.lock().clear();
+    leases.wait_until_expired("app", &CancelToken::new()).unwrap();
+    let reads: Vec<Document> = commands.lock().iter().filter(|sent| sent.contains_key("find")).cloned().collect();
+    let is_strong = |read: &&Document| read.to_string().contains("linearizable");
+    assert!(reads.len() > 3 && reads.iter().filter(is_strong).count() == 1, "{reads:?}");
 }
 
 #[test]
