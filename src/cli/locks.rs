@@ -18,6 +18,8 @@ use crate::words::{ago, duration, fitted, plain, words};
 
 /// How often to look if the user does not say it.
 const LOOK: Duration = Duration::from_secs(2);
+/// It pauses at least this many times as long as a look took.
+const SHARE: u32 = 10;
 
 pub fn status(global: &Global, args: &Status) -> Outcome {
     if let (Some(None), Some(key)) = (args.watch, &args.key)
@@ -30,25 +32,32 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
         )));
     }
     let client = client(global, Missing::Wrong)?;
-    let Some(every) = args.watch else { return show_status(global, &client, args) };
+    let Some(every) = args.watch else { return show_status(global, args, &client.list(&filter(args))?) };
     let every = every.unwrap_or(LOOK);
     let clears = std::io::stdout().is_terminal() && !global.json;
     loop {
-        let next = Instant::now().checked_add(every).unwrap_or_else(Instant::now);
+        let began = Instant::now();
+        let found = client.list(&filter(args));
+        // A look that failed says nothing of what others cost the store.
+        let took = found.as_ref().map_or(Duration::ZERO, |_| began.elapsed());
         if clears {
             print("\x1b[H\x1b[2J")?;
         }
-        match show_status(global, &client, args) {
+        match found {
             // Like `run`, this waits for a store that is in trouble.
-            Err(Failure::Library(error)) if error.is_retryable() => say(&chain(&error)),
-            shown => drop(shown?),
+            Err(error) if error.is_retryable() => say(&chain(&error)),
+            found => drop(show_status(global, args, &found?)?),
         }
-        thread::sleep(next.saturating_duration_since(Instant::now()));
+        thread::sleep(rest(every, began.elapsed(), took));
     }
 }
 
-fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
-    let found = client.list(&filter(args))?;
+/// The pause before the next look, if this one began `since` and `took` so long. A look may cost the store much.
+fn rest(every: Duration, since: Duration, took: Duration) -> Duration {
+    every.saturating_sub(since).max(took * SHARE)
+}
+
+fn show_status(global: &Global, args: &Status, found: &[LockStatus]) -> Outcome {
     let is_free = found.iter().all(LockStatus::is_expired);
     let code = u8::from(args.exit_code && is_free);
     let shown = match &args.key {
@@ -57,7 +66,7 @@ fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
         _ if found.is_empty() && is_narrowed(args) => print("no such lock was found\n"),
         Some(key) if found.is_empty() => print(&format!("{key:?} is free\n")),
         None if found.is_empty() => print("no locks\n"),
-        _ => print_table(&found),
+        _ => print_table(found),
     };
     match shown {
         // The reader has closed the output, so it has seen enough, but the exit code must still be right.
@@ -342,4 +351,17 @@ pub fn purge(global: &Global, args: &Purge) -> Outcome {
     outcome?;
     printed?;
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_pauses_longer_where_a_look_takes_long() {
+        let (second, fast, slow) = (Duration::from_secs(1), Duration::from_millis(10), Duration::from_secs(3));
+        assert_eq!(rest(2 * second, fast, fast), 2 * second - fast);
+        assert_eq!(rest(2 * second, slow, slow), 30 * second);
+        assert_eq!(rest(2 * second, slow, Duration::ZERO), Duration::ZERO);
+    }
 }

@@ -17,8 +17,9 @@ impl LockClient {
     ///
     /// It reads page by page, so the answer is no picture of one moment: a lock that is granted or
     /// released meanwhile may be missing or still be there. The store itself can find a key, a prefix
-    /// or, if it has an index for it, a lock id; a filter without any of them reads every row. A
-    /// damaged row is left out, and the log names it; for a filter of a single key it is an error.
+    /// or, if it has an index for it, a lock id; a filter without any of them reads every row, and on
+    /// DynamoDB so does each without a key. A damaged row is left out, and the log names it; for a
+    /// filter of a single key it is an error.
     ///
     /// # Errors
     /// `InvalidInput` for a text of the filter that is out of bounds; otherwise the store's error, after
