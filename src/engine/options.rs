@@ -9,6 +9,7 @@ use crate::model::key::check_text;
 use crate::store::fleet::Limits;
 use crate::store::{self, Bounds};
 use crate::sys::clock::BootTime;
+use crate::sys::log;
 use crate::sys::observing::Observing;
 
 const MAX_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -58,6 +59,16 @@ impl ClientOptions {
         }
         positive("request_timeout", self.request_timeout)?;
         positive("drop_timeout", self.drop_timeout)
+    }
+
+    /// Warns of a heartbeat that no right one is as short as: at most half the lease, but in milliseconds where seconds
+    /// were meant.
+    pub fn warn_of_unit(&self) {
+        let lease = self.lease;
+        if let Some(heartbeat) = self.heartbeat.filter(|heartbeat| *heartbeat < lease / 2000) {
+            log::warn!(target: "leasehold::client",
+                "each lock is renewed every {heartbeat:?}, though its lease is {lease:?}: is the unit of `heartbeat` right?");
+        }
     }
 
     /// The checked lease of a lock that is held as data: no heartbeat of this client renews it.

@@ -11,6 +11,8 @@ use leasehold::internals::sys::clock::Clock;
 use leasehold::testing::MemoryStore;
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockRequest, SameOwner};
 
+use crate::support::alone::alone;
+use crate::support::logs;
 use crate::support::wait::wait_until;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -114,6 +116,21 @@ fn numbers_of_a_client() {
     // The lease of a request is also checked against the client's heartbeat.
     let client = builder().lease(secs(20)).heartbeat(secs(5)).connect().unwrap();
     refused(client.request("k").lease(secs(8)).lock(), ErrorKind::InvalidInput, &["heartbeat", "5s", "4s"]);
+}
+
+/// Milliseconds where seconds were meant: a lock that is held would be written 200 times a second.
+#[test]
+fn a_heartbeat_in_a_wrong_unit_is_warned_of() {
+    alone("errors::input::a_heartbeat_in_a_wrong_unit_is_warned_of", || {
+        logs::keep();
+        let connect =
+            |heartbeat| drop(builder().lease(Duration::from_secs(20)).heartbeat(heartbeat).connect().unwrap());
+        connect(Duration::from_millis(10));
+        assert_eq!(logs::take("leasehold::client"), [""; 0]);
+        connect(Duration::from_millis(5));
+        let said = logs::take("leasehold::client");
+        assert!(said.len() == 1 && said[0].contains("every 5ms") && said[0].contains("lease is 20s"), "{said:?}");
+    });
 }
 
 /// The client's heartbeat and margin suit its own leases, and the request named none for this lock.
