@@ -61,15 +61,16 @@
 //! With more holders, renewals are refused because of their rate, until holders lose the lock. A `max_holders` above
 //! the bound is refused, and the log warns once of a row above 20 KB; long owners and comments make it larger. A holder
 //! that would leave too little of the 400 KB for everybody's heartbeats is refused (`InvalidInput`). The cost of each
-//! holder rises with their number: with 160 holders of 256 bytes each heartbeat is 40 write units.
+//! holder rises with their number, and so that of the key with its square: with 160 holders of 256 bytes each heartbeat
+//! is 40 write units.
 //!
 //! # Cost
-//! Every step writes a row of less than 1 KB, one write unit, also if it is refused; a check by a waiter reads the row
-//! eventually consistent, half a read unit.
+//! Every step of an exclusive lock writes a row of less than 1 KB, one write unit, also if it is refused; a check by a
+//! waiter reads the row eventually consistent, half a read unit.
 //!
 //! | what | cost |
 //! |---|---|
-//! | a hold, however short | 2 write units: acquire, release |
+//! | a hold, however short | 2 write units: acquire, release; with a lease above a minute 3, since a renewal sets it |
 //! | an hour held, lease 20 s | 540 write units: a heartbeat in 6.7 s |
 //! | `try_lock` on what others hold | 1 write unit |
 //! | the first hour waited | 1 write unit and at most 2160 read units: 4 looks a second, after a minute 2, after ten 1 |

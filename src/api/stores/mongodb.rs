@@ -76,19 +76,24 @@
 //! # Connections
 //! A client opens connections as it needs them, up to `maxPoolSize` (32 if it is not set; 3 if it is set to fewer, with
 //! a warning), and closes those that nobody has used for a minute (`maxIdleTimeMS` sets another time), since a router
-//! on the way may have forgotten them. One connection receives reports of releases while somebody waits, and two more
-//! watch each server. Acquires and waiters use at most 6, or three fifths of a `maxPoolSize` that is set, and at most
-//! half of these for one key, so that heartbeats and releases never queue behind a thousand waiters.
+//! on the way may have forgotten them. One connection receives reports of releases while somebody waits, and two
+//! more watch each server. Acquires and waiters use at most 6, or three fifths of a `maxPoolSize` that
+//! is set, and at most half of these for one key, so that heartbeats and releases never queue behind a thousand
+//! waiters.
 //!
 //! A transaction that has asserted a lock makes the heartbeat of that lock wait until the transaction ends, and that
 //! heartbeat occupies a connection. If one transaction asserts more locks of a client than connections are left, the
 //! heartbeats of the client's other locks wait as well: set a larger `maxPoolSize`.
 //!
 //! # Cost
-//! Each step of a lock is one request, also if it is shared or refused, and so is a read of one key or of one page of a
-//! listing; a read of a key without a document is two. Connecting takes four: `hello`, `buildInfo`, `listCollections`,
-//! `listIndexes`. Waiters of a client share one change stream, and send a request only when it reports their key or the
-//! holder's lease can be over.
+//! Each step of a lock is one request, also if it is shared or refused (an acquire with a lease above a minute: two),
+//! and so is a read of one key or of one page of a listing; a read of a key without a document is two. A read of one
+//! key (`get`) makes the primary write an entry into its oplog and wait for the majority; a waiter's look does not.
+//! Connecting takes four: `hello`, `buildInfo`, `listCollections`, `listIndexes`. Waiters of a client share one change
+//! stream, and send a request only when it reports their key or the holder's lease can be over.
+//!
+//! A heartbeat also writes to the index on `exclusive.expiresAt` or `shared.locks.expiresAt`. Only mongo-lock and
+//! `fleet=mixed` use these two: elsewhere you may drop them, but `create_schema` makes them again.
 //!
 //! # Versions
 //! MongoDB 4.4.2 or newer; below 5.0 waiters poll. The tests run on 6.0.5, and on no version below 6. Amazon

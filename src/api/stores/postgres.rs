@@ -119,6 +119,7 @@
 //! | exclusive: acquire, also refused; renew; release; transfer | 1 |
 //! | shared: each of them | 2, and 2 more each time that another client was faster |
 //! | an acquire that is repeated and finds its grant, a release that finds nothing of its own | 1 more |
+//! | an acquire with a lease above a minute | 1 more, which sets it |
 //! | give up an acquire that was granted; that was not | 1; 4 |
 //! | read a key; a page of 200 rows | 1 |
 //!
@@ -131,13 +132,14 @@
 //! statements, costs one statement more.
 //!
 //! A client has one connection while no more are needed, and never more than nine: four for calls that want a lock,
-//! four for heartbeats, releases and the rest, and one that listens while somebody waits. A connection that was idle
-//! for a minute ends after the next statement. Of the four for heartbeats and the rest, at most two at a time serve
-//! calls that only read, like `get` and `list`; at most two serve releases and calls that take a lock away, and one
-//! more serves heartbeats of shared locks: these may wait for somebody's transaction, one for each key. A refusal locks
-//! nothing and writes nothing, unless it met a grant that was not committed yet: then it waits for that commit, and is
-//! a commit itself. A statement whose caller has no more time is cancelled at the server, over one more short
-//! connection (but see Poolers).
+//! four for heartbeats, releases and the rest, and one that listens while somebody waits. The
+//! server sends it the release of any key of any table in the database. A connection that was idle for a minute ends
+//! after the next statement. Of the four for heartbeats and the rest, at most two at a time serve calls that only read,
+//! like `get` and `list`; at most two serve releases and calls that take a lock away, and one more serves heartbeats of
+//! shared locks: these may wait for somebody's transaction, one for each key. A refusal locks nothing and writes
+//! nothing, unless it met a grant that was not committed yet: then it waits for that commit, and is a commit itself. A
+//! statement whose caller has no more time is cancelled at the server, over one more short connection (but see
+//! Poolers).
 //!
 //! # The table's upkeep
 //! `create_schema` makes the table with `fillfactor = 50`, so that a heartbeat of an exclusive lock finds room next to
