@@ -261,8 +261,8 @@ pub struct Status {
     pub times: Times,
     #[command(flatten)]
     pub states: States,
-    /// Show it again and again, each 2 s, or after this time, which needs the equals sign; the pause is at least ten times
-    /// what a look takes: on DynamoDB it reads the whole table, unless a KEY is given
+    /// Show it again and again, each 2 s, or after this time, which needs the equals sign; without a KEY it pauses for ten
+    /// times what a look takes, up to a minute, since on DynamoDB that reads the whole table
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, value_parser = duration)]
     pub watch: Option<Option<Duration>>,
     /// End with 1 if none of what is shown is live, and with 0 if one is

@@ -18,8 +18,10 @@ use crate::words::{ago, duration, fitted, plain, words};
 
 /// How often to look if the user does not say it.
 const LOOK: Duration = Duration::from_secs(2);
-/// It pauses at least this many times as long as a look took.
+/// After a look for which the store may have read all of its rows, it pauses at least this many times as long as that took,
+/// but at most `LONGEST`.
 const SHARE: u32 = 10;
+const LONGEST: Duration = Duration::from_secs(60);
 
 pub fn status(global: &Global, args: &Status) -> Outcome {
     if let (Some(None), Some(key)) = (args.watch, &args.key)
@@ -38,8 +40,7 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
     loop {
         let began = Instant::now();
         let found = client.list(&filter(args));
-        // A look that failed says nothing of what others cost the store.
-        let took = found.as_ref().map_or(Duration::ZERO, |_| began.elapsed());
+        let took = began.elapsed();
         if clears {
             print("\x1b[H\x1b[2J")?;
         }
@@ -48,13 +49,14 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
             Err(error) if error.is_retryable() => say(&chain(&error)),
             found => drop(show_status(global, args, &found?)?),
         }
-        thread::sleep(rest(every, began.elapsed(), took));
+        thread::sleep(rest(every, took, args.key.is_none()));
     }
 }
 
-/// The pause before the next look, if this one began `since` and `took` so long. A look may cost the store much.
-fn rest(every: Duration, since: Duration, took: Duration) -> Duration {
-    every.saturating_sub(since).max(took * SHARE)
+/// The pause after a look that took so long.
+fn rest(every: Duration, took: Duration, may_read_all: bool) -> Duration {
+    let least = if may_read_all { (took * SHARE).min(LONGEST) } else { Duration::ZERO };
+    every.saturating_sub(took).max(least)
 }
 
 fn show_status(global: &Global, args: &Status, found: &[LockStatus]) -> Outcome {
@@ -358,10 +360,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_pauses_longer_where_a_look_takes_long() {
+    fn a_watch_pauses_longer_where_a_look_at_all_takes_long() {
         let (second, fast, slow) = (Duration::from_secs(1), Duration::from_millis(10), Duration::from_secs(3));
-        assert_eq!(rest(2 * second, fast, fast), 2 * second - fast);
-        assert_eq!(rest(2 * second, slow, slow), 30 * second);
-        assert_eq!(rest(2 * second, slow, Duration::ZERO), Duration::ZERO);
+        assert_eq!(rest(2 * second, fast, true), 2 * second - fast);
+        assert_eq!(rest(2 * second, slow, true), 30 * second);
+        assert_eq!(rest(2 * second, 20 * second, true), 60 * second);
+        assert_eq!(rest(2 * second, second, false), second);
     }
 }

@@ -14,6 +14,7 @@ use crate::sys::observing::Observing;
 
 const MAX_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 const MIN_POLL: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
 
 /// The options of a client, which apply where a request does not set its own.
 #[derive(Clone, Debug)]
@@ -61,11 +62,10 @@ impl ClientOptions {
         positive("drop_timeout", self.drop_timeout)
     }
 
-    /// Warns of a heartbeat that no right one is as short as: at most half the lease, but in milliseconds where seconds
-    /// were meant.
+    /// Warns of a heartbeat that was probably meant in seconds and given in milliseconds.
     pub fn warn_of_unit(&self) {
         let lease = self.lease;
-        if let Some(heartbeat) = self.heartbeat.filter(|heartbeat| *heartbeat < lease / 2000) {
+        if let Some(heartbeat) = self.heartbeat.filter(|heartbeat| *heartbeat < SECOND.min(lease / 2000)) {
             log::warn!(target: "leasehold::client",
                 "each lock is renewed every {heartbeat:?}, though its lease is {lease:?}: is the unit of `heartbeat` right?");
         }
@@ -364,8 +364,6 @@ fn host_name() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn heartbeat_and_margin_are_taken_up_to_their_bounds() {
