@@ -215,11 +215,16 @@ def unanswered(url, rival):
             return took, [(warning.category, warning.filename, str(warning.message)) for warning in said]
 
     for lock in LOCKS:
-        took, said = takes(lock, 3)
-        # Freeing tries again, for as long: beside what comes next.
-        assert took < 2 * 3, took
-        assert [warning[0] for warning in said] == [RuntimeWarning], said
-        assert said[0][1] == __file__ and "released" in said[0][2] and "writing" in said[0][2], said
+        for drop_timeout in (3, 6, 12):
+            took, said = takes(lock, drop_timeout)
+            # Freeing tries again, for as long: beside what comes next.
+            assert took < 2 * drop_timeout, took
+            assert [warning[0] for warning in said] == [RuntimeWarning], said
+            assert said[0][1] == __file__ and "released" in said[0][2], said
+            # On a busy machine the answer that says why may come too late for the end of several locks.
+            if "no time is left" not in said[0][2]:
+                break
+        assert "writing" in said[0][2], said
     # Nor does the end of the client, around it, while the store is still silent.
     for lock in LOCKS:
         with warnings.catch_warnings(record=True) as said, contextlib.ExitStack() as stack:

@@ -288,8 +288,9 @@ pub fn within_among_many<T>(what: &str, bound: Duration, call: impl FnOnce() -> 
     with_slack(super::lateness::AMONG_MANY, what, bound, call)
 }
 
+/// The same, with the slack of so many calls.
 #[track_caller]
-fn with_slack<T>(times: u32, what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
+pub fn with_slack<T>(times: u32, what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
     super::lateness::measure();
     super::lateness::within(what, bound, |started| times * super::lateness::slack(started), call)
 }
