@@ -18,6 +18,9 @@ use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;
 
+mod late;
+pub use late::*;
+
 /// How long a driver looks for a server before it gives up its own repeat.
 const DRIVERS_LOOK: Duration = Duration::from_secs(3);
 /// Longer than a request and a driver's own repeat take, and shorter than what is late.
@@ -180,17 +183,6 @@ impl<Room> Behind<Room> {
         });
     }
 
-    /// How late the next write is: the later, the more often it was too early for a busy machine. Always less than ten
-    /// seconds, after which PostgreSQL would stop a late acquire by the time alone.
-    fn late(&self, times: u32) -> (Network, Duration) {
-        let most = 3 * LATE;
-        match self.kind.late {
-            Network::Late(time) => (Network::Late((times * time).min(most)), (times * time).min(most)),
-            Network::CutLate(time) => (Network::CutLate((times * time).min(most)), (times * time).min(most)),
-            other => panic!("{other:?}"),
-        }
-    }
-
     /// An acquire that gets no answer.
     #[track_caller]
     pub fn unanswered(&self, attempt: &mut Attempt) {
@@ -344,33 +336,6 @@ pub fn a_release_that_is_repeated_frees_and_frees_nobody_else<R>(at: &Behind<R>)
     }
 }
 
-pub fn a_release_that_is_late_frees_nobody_else<R>(at: &Behind<R>) {
-    assert!([1, 2, 4].into_iter().any(|times| a_late_release_frees_nobody_else(at, times)), "it came first each time");
-}
-
-/// Returns whether the lock was released before the late release arrived.
-fn a_late_release_frees_nobody_else<R>(at: &Behind<R>, times: u32) -> bool {
-    let mut a = exclusive(&*at.store, &format!("late release {times}"));
-    granted(&*at.store, &mut a);
-    let (network, time) = at.late(times);
-    at.fault(network);
-    let mut began = Instant::now();
-    let late = sent(|| {
-        began = Instant::now();
-        at.store.release(&mut a, Purpose::Release, &by_in(network))
-    });
-    assert!(matches!(late, Released::Unknown(_)), "{late:?}");
-    let released = release(&*at.store, &mut a);
-    if began.elapsed() >= time {
-        return false;
-    }
-    assert!(matches!(released, Released::Done), "{released:?}");
-    let next = granted(&*at.beside, &mut exclusive(&*at.beside, &a.key));
-    at.wait_for_late(&a.key);
-    assert_eq!(at.holders(&a.key), [next]);
-    true
-}
-
 pub fn a_transfer_that_is_repeated_finds_itself<R>(at: &Behind<R>) {
     at.each(|key, mode, case| {
         let old = at.settled(&mut attempt(&*at.store, key, mode));
@@ -425,34 +390,6 @@ pub fn what_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &Behind<R>) 
             granted(&*at.beside, &mut exclusive(&*at.beside, &key));
         }
     }
-}
-
-pub fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &Behind<R>) {
-    assert!([1, 2, 4].into_iter().any(|times| a_late_transfer_leaves_nothing(at, times)), "it came first each time");
-}
-
-/// Returns whether the transfer was given up before it arrived.
-fn a_late_transfer_leaves_nothing<R>(at: &Behind<R>, times: u32) -> bool {
-    let mut a = exclusive(&*at.store, &format!("passed on {times}"));
-    let old = granted(&*at.store, &mut a);
-    let mut b = instead_of(&*at.store, &a.key, Mode::Exclusive, &old);
-    let (network, time) = at.late(times);
-    at.fault(network);
-    let mut began = Instant::now();
-    let answer = sent(|| {
-        began = Instant::now();
-        at.store.acquire(&mut b, &by_in(network))
-    });
-    assert!(matches!(answer, Acquired::Unknown(_)), "{}: {answer:?}", b.key);
-    sent(|| at.store.release(&mut b, Purpose::GiveUp, &soon()));
-    if began.elapsed() >= time {
-        return false;
-    }
-    at.wait_for_late(&a.key);
-    assert_eq!(at.holders(&a.key), [old], "the old one stands");
-    assert!(matches!(release(&*at.store, &mut a), Released::Done));
-    assert_eq!(at.holders(&a.key), []);
-    true
 }
 
 pub fn a_copy_of_what_was_granted_and_released_is_not_granted<R>(at: &Behind<R>) {

@@ -1,0 +1,76 @@
+//! Requests that arrive after their sender gave them up.
+
+use super::*;
+
+impl<Room> Behind<Room> {
+    /// How late the next write is: the later, the more often it was too early for a busy machine. Always less than ten
+    /// seconds, after which PostgreSQL would stop a late acquire by the time alone.
+    fn late(&self, times: u32) -> (Network, Duration) {
+        let most = 3 * LATE;
+        match self.kind.late {
+            Network::Late(time) => (Network::Late((times * time).min(most)), (times * time).min(most)),
+            Network::CutLate(time) => (Network::CutLate((times * time).min(most)), (times * time).min(most)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// An acquire that gets no answer. Returns when it was sent, and when it arrives at the earliest.
+    fn acquires_late(&self, attempt: &mut Attempt, times: u32) -> (Instant, Instant) {
+        let (network, time) = self.late(times);
+        self.fault(network);
+        let mut began = Instant::now();
+        let answer = sent(|| {
+            began = Instant::now();
+            self.store.acquire(attempt, &by_in(network))
+        });
+        assert!(matches!(answer, Acquired::Unknown(_)), "{}: {answer:?}", attempt.key);
+        (began, began + time)
+    }
+}
+
+/// Runs `step`, which returns whether it was done before the late request arrived, with ever later requests.
+fn in_time(step: impl Fn(u32) -> bool) {
+    assert!([1, 2, 4].into_iter().any(step), "it came first each time");
+}
+
+pub fn a_release_that_is_late_frees_nobody_else<R>(at: &Behind<R>) {
+    in_time(|times| {
+        let mut a = exclusive(&*at.store, &format!("late release {times}"));
+        granted(&*at.store, &mut a);
+        let (network, time) = at.late(times);
+        at.fault(network);
+        let mut began = Instant::now();
+        let late = sent(|| {
+            began = Instant::now();
+            at.store.release(&mut a, Purpose::Release, &by_in(network))
+        });
+        assert!(matches!(late, Released::Unknown(_)), "{late:?}");
+        let released = release(&*at.store, &mut a);
+        if began.elapsed() >= time {
+            return false;
+        }
+        assert!(matches!(released, Released::Done), "{released:?}");
+        let next = granted(&*at.beside, &mut exclusive(&*at.beside, &a.key));
+        at.wait_for_late(&a.key);
+        assert_eq!(at.holders(&a.key), [next]);
+        true
+    });
+}
+
+pub fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &Behind<R>) {
+    in_time(|times| {
+        let mut a = exclusive(&*at.store, &format!("passed on {times}"));
+        let old = granted(&*at.store, &mut a);
+        let mut b = instead_of(&*at.store, &a.key, Mode::Exclusive, &old);
+        let (_, arrives) = at.acquires_late(&mut b, times);
+        sent(|| at.store.release(&mut b, Purpose::GiveUp, &soon()));
+        if Instant::now() >= arrives {
+            return false;
+        }
+        at.wait_for_late(&a.key);
+        assert_eq!(at.holders(&a.key), [old], "the old one stands");
+        assert!(matches!(release(&*at.store, &mut a), Released::Done));
+        assert_eq!(at.holders(&a.key), []);
+        true
+    });
+}
