@@ -238,6 +238,7 @@ macro_rules! steps {
             a_transfer_that_is_repeated_finds_itself,
             what_is_given_up_leaves_nothing_however_late_it_comes,
             a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes,
+            a_late_copy_replaces_no_later_grant_of_the_same_owner,
             a_copy_of_what_was_granted_and_released_is_not_granted,
             a_dead_network_holds_up_no_call_beyond_its_deadline,
         }

@@ -10,7 +10,7 @@ use super::error::{MongodbError, invalid};
 use super::pipeline::{self, Grant};
 use super::row::{object_id, stands, token};
 use super::send::{Update, Wrote};
-use crate::lease::GrantId;
+use crate::lease::{GrantId, LockRecord, Mode, StoreTime};
 use crate::store::{Acquired, Attempt, Consistency, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::random;
@@ -25,33 +25,44 @@ impl Mongodb {
             None => None,
         };
         self.must_be_unique(by)?;
-        let (copy, sent) = (random::uuid().as_fields().0.cast_signed(), Instant::now());
-        let update = Update {
-            key: attempt.key.clone(),
-            not_after: None,
-            pipeline: pipeline::acquire(&Grant { ask, id, old, copy, fleet: self.fleet }),
-            upsert: old.is_none(),
-            after: true,
-            extends: ask.instead_of.is_some(),
-            session: self.register.of(&mut attempt.native),
-            grants: Some((ask.mode, id)),
-        };
-        let answer = self.update(update, by).map_err(|error| match error {
-            // The pipeline fails on some damaged documents. The document shows what is wrong.
-            MongodbError::Other { .. } => self.damage(&attempt.key, by).unwrap_or(error),
-            error => error,
-        });
-        let mut found = match answer? {
-            Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
-            Wrote::Answered(row) => {
-                let stands = row.as_ref().is_some_and(|row| stands(row, ask.mode, &id));
-                match self.found(&attempt.key, row, sent, by) {
-                    // An earlier copy was granted, and the document was damaged between that copy and this one.
-                    Err(error @ MongodbError::Damaged(_)) if stands => {
-                        return Ok(Acquired::Unknown(error.of_write().into()));
+        let copy = random::uuid().as_fields().0.cast_signed();
+        let replaces = (ask.replace_same_owner && ask.mode == Mode::Exclusive).then(|| self.noticed.clocked.now());
+        let mut grant = Grant { ask, id, old, replaces, copy, fleet: self.fleet };
+        let mut found = loop {
+            let sent = Instant::now();
+            let update = Update {
+                key: attempt.key.clone(),
+                not_after: None,
+                pipeline: pipeline::acquire(&grant),
+                upsert: old.is_none(),
+                after: true,
+                extends: ask.instead_of.is_some(),
+                session: self.register.of(&mut attempt.native),
+                grants: Some((ask.mode, id)),
+            };
+            let answer = self.update(update, by).map_err(|error| match error {
+                // The pipeline fails on some damaged documents. The document shows what is wrong.
+                MongodbError::Other { .. } => self.damage(&attempt.key, by).unwrap_or(error),
+                error => error,
+            });
+            let found = match answer? {
+                Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+                Wrote::Answered(row) => {
+                    let stands = row.as_ref().is_some_and(|row| stands(row, ask.mode, &id));
+                    match self.found(&attempt.key, row, sent, by) {
+                        // An earlier copy was granted, and the document was damaged between that copy and this one.
+                        Err(error @ MongodbError::Damaged(_)) if stands => {
+                            return Ok(Acquired::Unknown(error.of_write().into()));
+                        }
+                        found => found?,
                     }
-                    found => found?,
                 }
+            };
+            match too_late_for(&grant, &found.record) {
+                // The known time was too early, or another clock wrote this one. The holder was there before the next
+                // copy is sent.
+                Some(granted) => grant.replaces = Some(granted),
+                None => break found,
             }
         };
         found.record.check_format()?;
@@ -78,6 +89,13 @@ impl Mongodb {
             Err(error) => Some(error).filter(|error| matches!(error, MongodbError::Damaged(_))),
         }
     }
+}
+
+/// When the holder was granted that this grant was not to replace only because it is too late for that.
+fn too_late_for(grant: &Grant, record: &LockRecord) -> Option<StoreTime> {
+    let (replaces, holder) = (grant.replaces?, record.exclusive.as_ref()?);
+    let is_other = holder.labels.owner == grant.ask.labels.owner && holder.grant != grant.ask.grant;
+    (is_other && holder.created > replaces).then_some(holder.created)
 }
 
 /// The grant id in the server's type.

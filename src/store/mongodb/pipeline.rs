@@ -11,8 +11,8 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::mixed;
-use super::row::{self, FORMAT, nobody};
-use crate::lease::{Ask, Lease, Mode, Renewal};
+use super::row::{self, FORMAT, date, nobody};
+use crate::lease::{Ask, Lease, Mode, Renewal, StoreTime};
 use crate::store::fleet::Fleet;
 
 pub(super) const NOW: &str = "$$NOW";
@@ -31,6 +31,9 @@ pub(super) struct Grant<'a> {
     pub id: ObjectId,
     /// Of a transfer: the grant that it takes the place of, and its token.
     pub old: Option<(ObjectId, i64)>,
+    /// With `SameOwner::Replace`: a holder of the same owner is replaced if it was granted by then. If this copy comes
+    /// late, the caller may have been granted the key by another attempt, which must not be replaced.
+    pub replaces: Option<StoreTime>,
     /// A number for this copy of the request: where the document has another one, an earlier copy was granted.
     pub copy: i32,
     pub fleet: Fleet,
@@ -140,11 +143,13 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
         runs_shared.push(doc! { "$ne": ["$$l._id", old] });
         blocks.push(doc! { "$ne": ["$exclusive._id", old] });
     }
-    if ask.replace_same_owner && ask.mode == Mode::Exclusive {
+    if let Some(by) = grant.replaces {
         // Without the second part, a repeated request would replace its own grant.
         let same_owner = doc! { "$eq": ["$exclusive.owner", text(&ask.labels.owner)] };
         let is_other = doc! { "$ne": ["$exclusive._id", grant.id] };
-        blocks.push(doc! { "$not": [{ "$and": [same_owner, is_other] }] });
+        // A missing time, as mongo-lock may leave it, comes before every date.
+        let is_earlier = doc! { "$lte": ["$exclusive.createdAt", date(by)] };
+        blocks.push(doc! { "$not": [{ "$and": [same_owner, is_other, is_earlier] }] });
     }
     conditions.push(doc! { "$not": [{ "$and": blocks }] });
     let live = doc! { "$filter": { "input": locks(), "as": "l", "cond": { "$and": runs_shared } } };

@@ -74,3 +74,25 @@ pub fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &
         true
     });
 }
+
+/// A call that replaces holders of its owner was granted the key by another attempt, before the first was given up.
+pub fn a_late_copy_replaces_no_later_grant_of_the_same_owner<R>(at: &Behind<R>) {
+    in_time(|times| {
+        let mut a = exclusive(&*at.store, &format!("replaced {times}"));
+        let mut b = exclusive(&*at.store, &a.key);
+        b.ask.labels = a.ask.labels.clone();
+        for attempt in [&mut a, &mut b] {
+            attempt.ask.replace_same_owner = true;
+        }
+        let (began, arrives) = at.acquires_late(&mut a, times);
+        // No call makes another attempt sooner. DynamoDB's clients know the time to half a second.
+        wait_until("it is old", || began.elapsed() >= Duration::from_secs(1));
+        let newer = at.settled(&mut b);
+        if Instant::now() >= arrives {
+            return false;
+        }
+        at.wait_for_late(&a.key);
+        assert_eq!(at.holders(&a.key), [newer]);
+        true
+    });
+}
