@@ -38,23 +38,17 @@ impl Dynamodb {
         let mut expr = renewing(attempt, until, &moment, RowEnd::Ours);
         loop {
             let found = match self.update(expr, by)? {
-                Wrote::Done(_) => {
-                    let after = self.moment()?;
-                    if !after.confirms(&moment) {
-                        let own = if after.contradicts(&moment) { Own::Jumped } else { Own::Untold };
-                        return Ok(Renewed::Unknown(DynamodbError::Own(own, None).into()));
-                    }
-                    return Ok(self.renewed(until, renewal, &moment));
-                }
+                Wrote::Done(_) => return self.renewed(until, renewal, &moment),
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
                 Wrote::Failed(row) => DecodedRow::new(&attempt.key, row)?,
             };
             found.record.check_format()?;
+            let asked = moment;
             moment = self.moment()?;
             self.watch_fleet(&found, moment.now);
             let step = transition::renew(&found.record, attempt.grant(), renewal, &moment.times());
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
-            let Some(new) = step.record else { return Ok(self.renewed(end, renewal, &moment)) };
+            let Some(new) = step.record else { return self.renewed(end, renewal, &asked) };
             until = end;
             // A write that moves an end back or, after the first renewal, takes it away must find the row exactly as it
             // was read.
@@ -72,18 +66,25 @@ impl Dynamodb {
         }
     }
 
-    /// The answer that the grant holds until then. But if the time has not been reported for long, so much of the lease
-    /// may be uncertain that a guard would soon be lost although each heartbeat renews it. Then the renewal is
-    /// unanswered, with that reason.
-    fn renewed(&self, until: End, renewal: Renewal, moment: &Moment) -> Renewed {
-        let now = moment.upper_bound();
-        if let (Lease::For(lease), false) = (renewal.lease, renewal.may_end_endless) {
-            let is_short = until.left(now).is_some_and(|left| left < lease / 2);
-            if is_short && moment.is_wider(self.grace_now().of_all, lease / 10) {
-                return Renewed::Unknown(DynamodbError::Own(Own::Untold, None).into());
-            }
+    /// The answer that the grant holds until then. The lease counts from `asked`, the time before the request, since the
+    /// answer may come from a host whose time is wrong. If the answer does not confirm that time, the renewal is
+    /// unanswered, with that reason. So it is if the time has not been reported for long: so much of the lease may be
+    /// uncertain that a guard would soon be lost although each heartbeat renews it.
+    fn renewed(&self, until: End, renewal: Renewal, asked: &Moment) -> Result<Renewed, DynamodbError> {
+        let (after, now) = (self.moment()?, asked.upper_bound());
+        if after.contradicts(asked) {
+            return Ok(Renewed::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
         }
-        Renewed::Until { until, now }
+        let is_short = match renewal.lease {
+            Lease::For(lease) if !renewal.may_end_endless && asked.is_wider(self.grace_now().of_all, lease / 10) => {
+                until.left(now).is_some_and(|left| left < lease / 2)
+            }
+            _ => false,
+        };
+        if is_short || !after.confirms(asked) {
+            return Ok(Renewed::Unknown(DynamodbError::Own(Own::Untold, None).into()));
+        }
+        Ok(Renewed::Until { until, now })
     }
 }
 

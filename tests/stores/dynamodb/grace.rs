@@ -1,11 +1,11 @@
 //! The grace that the clients of a table agree on, and what a holder may rely on.
 
-use leasehold::internals::store::Schema;
+use leasehold::internals::store::{Renewed, Schema};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::table::MAKING;
-use crate::dynamodb::time::{blocking, note};
+use crate::dynamodb::time::{blocking, idle, note, sent};
 use crate::dynamodb::*;
 use crate::support::bench::builder_over;
 use crate::support::dynamodb::{Table, config_at, options};
@@ -326,4 +326,25 @@ fn a_minimum_hold_counts_from_when_its_grant_may_have_been_made_at_the_latest() 
     guard.release().unwrap();
     let kept = holder();
     assert!(kept.until.left(granted) >= Some(least + Duration::from_millis(1_400)), "{granted:?}, {kept:?}");
+}
+
+/// The row has a later end already. The answer that shows this has a wrong time, which the drift of hours leaves room
+/// for.
+#[test]
+fn a_renewal_that_writes_nothing_does_not_count_by_its_own_answer() {
+    let at = needs_server!(Behind::new());
+    let (idle, clock) = idle(&at);
+    let (hours, lease) = (10 * 3_600, Duration::from_secs(600));
+    let mut held = exclusive("k");
+    held.ask.lease = Duration::from_secs(2 * hours);
+    granted(&idle, &mut held);
+    at.proxy.shift_dates(hours as i64);
+    clock.advance(Duration::from_secs(hours));
+    at.proxy.add(Rule::next(1, Network::ShiftDate(-14)));
+    let began = Instant::now();
+    let (answer, requests) = sent(&at, || idle.renew(&mut held, renewal(lease), &soon()).unwrap());
+    assert_eq!(requests, 1, "no other host says the time first");
+    let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
+    let left = until.left(get(&self::idle(&at).0, "k").times.now).unwrap();
+    assert!(until.left(now).unwrap() <= left + began.elapsed(), "{now:?}");
 }
