@@ -28,16 +28,20 @@ impl Clocked {
         *known = (here.clamp(now, now.plus(answered.saturating_duration_since(sent))), answered);
     }
 
-    /// The server's time, by what is known of it: never later than it is, unless the server's clock was set back. It is
-    /// too early if that clock was set forward, or if ours stood still. The next answer then corrects the known time.
-    pub fn now(&self) -> StoreTime {
+    /// The server's time at the deadline, after which nobody waits for the answer. It is too early if the server's
+    /// clock was set forward, or if ours stood still. The answer then corrects the known time, so that the next result
+    /// is right.
+    pub fn not_after(&self, by: &Deadline) -> StoreTime {
         let (now, at) = *self.0.lock();
-        now.plus(at.elapsed())
+        now.plus(at.elapsed()).plus(by.remaining())
     }
 
-    /// The server's time at the deadline, after which nobody waits for the answer.
-    pub fn not_after(&self, by: &Deadline) -> StoreTime {
-        self.now().plus(by.remaining())
+    /// A time that is over by the server's clock, by what is known of it, unless that clock was set back. Since the last
+    /// answer ours may have run too fast, by at most 500 parts in a million.
+    pub fn over(&self) -> StoreTime {
+        let (now, at) = *self.0.lock();
+        let since = at.elapsed();
+        now.plus(since - since / 2000)
     }
 }
 
@@ -52,7 +56,8 @@ mod tests {
         const S: Duration = Duration::from_secs(1);
         let start = StoreTime::from_nanos(0).plus(1000 * S);
         let clocked = Clocked::just(start);
-        let near = |time: StoreTime| clocked.now() >= time && clocked.now() < time.plus(20 * S);
+        let known = || clocked.not_after(&Deadline::at(Instant::now()));
+        let near = |time: StoreTime| known() >= time && known() < time.plus(20 * S) && clocked.over() <= known();
         // The server took the time when the request came, and the majority took half a minute to confirm.
         let Some(sent) = Instant::now().checked_sub(30 * S) else { return };
         clocked.note(StoreTime::from_nanos(0).plus(970 * S), sent);

@@ -7,7 +7,7 @@ use mongodb::bson::oid::ObjectId;
 
 use super::Mongodb;
 use super::error::{MongodbError, invalid};
-use super::pipeline::{self, Grant};
+use super::pipeline::{self, Grant, Replaces};
 use super::row::{object_id, stands, token};
 use super::send::{Update, Wrote};
 use crate::lease::{GrantId, LockRecord, Mode, StoreTime};
@@ -26,7 +26,8 @@ impl Mongodb {
         };
         self.must_be_unique(by)?;
         let copy = random::uuid().as_fields().0.cast_signed();
-        let replaces = (ask.replace_same_owner && ask.mode == Mode::Exclusive).then(|| self.noticed.clocked.now());
+        let replaces = (ask.replace_same_owner && ask.mode == Mode::Exclusive)
+            .then(|| Replaces::GrantedBy(self.noticed.clocked.over()));
         let mut grant = Grant { ask, id, old, replaces, copy, fleet: self.fleet };
         let mut found = loop {
             let sent = Instant::now();
@@ -59,9 +60,8 @@ impl Mongodb {
                 }
             };
             match too_late_for(&grant, &found.record) {
-                // The known time was too early, or another clock wrote this one. The holder was there before the next
-                // copy is sent.
-                Some(granted) => grant.replaces = Some(granted),
+                // The known time was too early, or another clock wrote this one.
+                Some(granted) => grant.replaces = Some(Replaces::GrantedAt(granted)),
                 None => break found,
             }
         };
@@ -91,11 +91,15 @@ impl Mongodb {
     }
 }
 
-/// When the holder was granted that this grant was not to replace only because it is too late for that.
+/// When the holder of the same owner was granted, if it was not replaced because of that time.
 fn too_late_for(grant: &Grant, record: &LockRecord) -> Option<StoreTime> {
     let (replaces, holder) = (grant.replaces?, record.exclusive.as_ref()?);
     let is_other = holder.labels.owner == grant.ask.labels.owner && holder.grant != grant.ask.grant;
-    (is_other && holder.created > replaces).then_some(holder.created)
+    let is_replaced = match replaces {
+        Replaces::GrantedBy(time) => holder.created <= time,
+        Replaces::GrantedAt(time) => holder.created == time,
+    };
+    (is_other && !is_replaced).then_some(holder.created)
 }
 
 /// The grant id in the server's type.

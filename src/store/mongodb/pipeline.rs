@@ -25,15 +25,24 @@ pub(super) fn projection() -> Document {
     }
 }
 
+/// Which holders of the same owner an acquisition replaces.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Replaces {
+    /// Those that were granted by then, which is over.
+    GrantedBy(StoreTime),
+    /// The one that was granted then, as an answer said.
+    GrantedAt(StoreTime),
+}
+
 /// What an acquisition asks for, in the server's types.
 pub(super) struct Grant<'a> {
     pub ask: &'a Ask,
     pub id: ObjectId,
     /// Of a transfer: the grant that it takes the place of, and its token.
     pub old: Option<(ObjectId, i64)>,
-    /// With `SameOwner::Replace`: a holder of the same owner is replaced if it was granted by then. If this copy comes
-    /// late, the caller may have been granted the key by another attempt, which must not be replaced.
-    pub replaces: Option<StoreTime>,
+    /// With `SameOwner::Replace`: which holders of the same owner are replaced. If this copy comes late, the caller may
+    /// have been granted the key by another attempt, which must not be.
+    pub replaces: Option<Replaces>,
     /// A number for this copy of the request: where the document has another one, an earlier copy was granted.
     pub copy: i32,
     pub fleet: Fleet,
@@ -143,13 +152,17 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
         runs_shared.push(doc! { "$ne": ["$$l._id", old] });
         blocks.push(doc! { "$ne": ["$exclusive._id", old] });
     }
-    if let Some(by) = grant.replaces {
+    if let Some(replaces) = grant.replaces {
         // Without the second part, a repeated request would replace its own grant.
         let same_owner = doc! { "$eq": ["$exclusive.owner", text(&ask.labels.owner)] };
         let is_other = doc! { "$ne": ["$exclusive._id", grant.id] };
-        // A missing time, as mongo-lock may leave it, comes before every date.
-        let is_earlier = doc! { "$lte": ["$exclusive.createdAt", date(by)] };
-        blocks.push(doc! { "$not": [{ "$and": [same_owner, is_other, is_earlier] }] });
+        let granted = "$exclusive.createdAt";
+        let in_time = match replaces {
+            // A missing time, as mongo-lock may leave it, comes before every date.
+            Replaces::GrantedBy(time) => doc! { "$lte": [granted, date(time)] },
+            Replaces::GrantedAt(time) => doc! { "$eq": [granted, date(time)] },
+        };
+        blocks.push(doc! { "$not": [{ "$and": [same_owner, is_other, in_time] }] });
     }
     conditions.push(doc! { "$not": [{ "$and": blocks }] });
     let live = doc! { "$filter": { "input": locks(), "as": "l", "cond": { "$and": runs_shared } } };

@@ -85,7 +85,8 @@ pub fn a_late_copy_replaces_no_later_grant_of_the_same_owner<R>(at: &Behind<R>) 
             attempt.ask.replace_same_owner = true;
         }
         let (began, arrives) = at.acquires_late(&mut a, times);
-        // No call makes another attempt sooner. DynamoDB's clients know the time to half a second.
+        // DynamoDB's clients know the time to half a second. Only calls with a lease below 2 s, or for one of several
+        // keys, may make another attempt sooner.
         wait_until("it is old", || began.elapsed() >= Duration::from_secs(1));
         let newer = at.settled(&mut b);
         if Instant::now() >= arrives {
