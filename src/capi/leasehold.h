@@ -492,6 +492,10 @@ typedef struct {
 // only when somebody expires it after its time, or revokes it. So it lasts over restarts, and no guard renews it. Free
 // it with leasehold_leases_free, which ends no lease.
 //
+// Only the text `holder` identifies the holder: put something unique in it if two processes, or two lives of one, could
+// use the same. Otherwise a process that was stopped, and goes on, shares, extends or revokes the lease of a successor;
+// it can compare the token with that of its claim before it calls leasehold_leases_keep or leasehold_leases_revoke.
+//
 // A call that finds the lease in another state than it needs returns LEASEHOLD_CODE_INVALID_LEASE, which is normal:
 // leasehold_error_holders gives the lease as it was found.
 //
@@ -1543,8 +1547,10 @@ leasehold_code leasehold_leases_new(leasehold_client client,
                                     size_t namespace_len,
                                     leasehold_leases *leases);
 
-// Claims the lease for a holder, for at least `ms` milliseconds. LEASEHOLD_CODE_INVALID_LEASE when somebody holds it,
-// even if that is the same holder, and even if the lease's time is over.
+// Claims the lease for a holder, for at least `ms` milliseconds: from 1,000 (SQLite and memory: 100) to 30 days.
+// LEASEHOLD_CODE_INVALID_LEASE when somebody holds it, even if that is the same holder, and even if the lease's time is
+// over. After LEASEHOLD_CODE_AMBIGUOUS or LEASEHOLD_CODE_STORE the lease may be claimed, at once or a moment later:
+// leasehold_leases_extend succeeds once it is; after leasehold_leases_revoke it cannot be any more.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param token Gets the fencing token of the claim.
@@ -1559,7 +1565,8 @@ leasehold_code leasehold_leases_claim(leasehold_leases leases,
                                       uint64_t *token);
 
 // Makes the lease of a holder last for `ms` milliseconds from now on; never shortens it. Its time may be over, as long
-// as nobody has expired it. LEASEHOLD_CODE_INVALID_LEASE when nobody or another holds it.
+// as nobody has expired it. LEASEHOLD_CODE_INVALID_LEASE when nobody or another holds it. After
+// LEASEHOLD_CODE_AMBIGUOUS or LEASEHOLD_CODE_STORE it may have been extended. The bounds of `ms` are those of a claim.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
@@ -1581,7 +1588,8 @@ leasehold_code leasehold_leases_expire(leasehold_leases leases,
                                        size_t name_len);
 
 // Ends the lease of a holder before its time, even if somebody pins it. LEASEHOLD_CODE_INVALID_LEASE when nobody or
-// another holds it.
+// another holds it; if nobody does, the row is still written, so that an earlier claim that was not answered cannot take
+// effect afterwards.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
@@ -1610,7 +1618,8 @@ leasehold_code leasehold_leases_list(leasehold_leases leases,
                                      leasehold_list *list);
 
 // Keeps the name from being expired until leasehold_leases_unpin, on behalf of an entity. Several may pin it, and a
-// pin outlasts the claim. Pinning again changes nothing.
+// pin outlasts the claim. Pinning again changes nothing, but still writes the row, so that an earlier
+// leasehold_leases_unpin that was not answered cannot take effect afterwards.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param entity `entity_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
@@ -1621,7 +1630,8 @@ leasehold_code leasehold_leases_pin(leasehold_leases leases,
                                     const char *entity,
                                     size_t entity_len);
 
-// Takes back what leasehold_leases_pin did. LEASEHOLD_CODE_OK also when there is nothing to take back.
+// Takes back what leasehold_leases_pin did. LEASEHOLD_CODE_OK also when there is nothing to take back; the row is still
+// written, so that an earlier leasehold_leases_pin that was not answered cannot take effect afterwards.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param entity `entity_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
