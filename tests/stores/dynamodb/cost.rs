@@ -143,7 +143,13 @@ fn each_step_of_a_hold_is_one_write_unit() {
     assert!(matches!(at.store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::Done));
     assert_eq!(at.meter.take(), one_write(), "release");
 
-    docs_say("| a hold, however short | 2 write units: acquire, release |");
+    let client = at.client(Duration::from_secs(300));
+    at.meter.take();
+    client.lock("with a long lease").unwrap().release().unwrap();
+    assert_eq!(at.meter.take().write_units, 3.0);
+
+    let long = "with a lease above a minute 3, since a renewal sets it";
+    docs_say(&format!("| a hold, however short | 2 write units: acquire, release; {long} |"));
     let heartbeats = 3_600.0 / (20.0 / 3.0);
     docs_say(&format!("| an hour held, lease 20 s | {heartbeats:.0} write units: a heartbeat in 6.7 s |"));
 }

@@ -105,7 +105,7 @@ mixed::cells!(World:
 );
 
 pub(super) fn client(database: &Database, fleet: Fleet) -> LockClient {
-    builder_over(Arc::new(open(database, fleet)), Clock::system()).connect().unwrap()
+    builder_over(Arc::new(open(database, fleet)), Clock::system()).lease(DURATION).connect().unwrap()
 }
 
 pub(super) fn open(database: &Database, fleet: Fleet) -> Spanner {
