@@ -55,6 +55,10 @@ impl Sub<Duration> for BootTime {
     }
 }
 
+/// Tests let at most this much time pass, about 146 years: half of what a `StoreTime` can count, so that a lease that is
+/// granted then still has an end.
+const MOST_ADVANCED: u64 = u64::MAX / 4;
+
 /// The clocks of this host. Tests move them; nothing else does.
 #[derive(Debug, Default)]
 pub struct Clock {
@@ -98,16 +102,21 @@ impl Clock {
         self.slew_offset.store(nanos, Ordering::SeqCst);
     }
 
-    /// Lets `by` pass at once, as a suspend would, and wakes the watchers.
+    /// Lets `by` pass at once, as a suspend would, and wakes the watchers. All calls together let `MOST_ADVANCED` pass.
     pub fn advance(&self, by: Duration) {
         let nanos = by.as_nanos().try_into().unwrap_or(u64::MAX);
-        let _ = self
-            .boot_offset
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |passed| Some(passed.saturating_add(nanos)));
+        let _ = self.boot_offset.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |passed| {
+            Some(passed.saturating_add(nanos).min(MOST_ADVANCED))
+        });
         for jump in self.on_jump.lock().iter().filter_map(Weak::upgrade) {
             // A full channel holds a message already.
             let _ = jump.try_send(());
         }
+    }
+
+    /// From now on the time is what a clock reports that a sandbox forbids.
+    pub fn forbid(&self) {
+        self.boot_offset.store(u64::MAX, Ordering::SeqCst);
     }
 
     /// Sets the wall clock off by this many microseconds.

@@ -112,6 +112,19 @@ fn time_that_passed_never_comes_back() {
 }
 
 #[test]
+fn however_much_time_has_passed_locks_are_granted_and_kept() {
+    let store = MemoryStore::new();
+    let client = store.client();
+    let endless = client.request("endless").lease_forever().lock().unwrap();
+    for _ in 0..3 {
+        store.advance(Duration::MAX);
+    }
+    assert!(client.try_lock("k").unwrap().is_some());
+    assert!(endless.is_held());
+    endless.release().unwrap();
+}
+
+#[test]
 fn a_lease_that_was_ended_on_order_can_be_taken_and_is_renewed_otherwise() {
     let store = MemoryStore::new();
     let (client, other) = (store.client(), store.builder().connect().unwrap());
