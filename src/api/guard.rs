@@ -92,9 +92,10 @@ impl LockGuard {
         self.hold.granted().mode()
     }
 
-    /// Whether the lock is held. Does no I/O and never waits: it compares one number with a clock that also runs
-    /// during suspend. It turns false before the lease can end, and then stays false. So no rival is granted the lock
-    /// while it is true, unless somebody takes the lock away by order: see the [guarantees](crate::guide::guarantees).
+    /// Whether the lock is held. Does no I/O and never waits: it compares two numbers with a clock that also runs
+    /// during suspend. It turns false before the lease can end, or at the end of
+    /// [`max_hold`](crate::LockRequest::max_hold), and then stays false. So no rival is granted the lock while it is
+    /// true, unless somebody takes the lock away by order: see the [guarantees](crate::guide::guarantees).
     pub fn is_held(&self) -> bool {
         self.hold.is_held()
     }
@@ -103,11 +104,8 @@ impl LockGuard {
     /// [`max_hold`](crate::LockRequest::max_hold) allows; zero when it is not held, `Duration::MAX` when its lease has
     /// no end.
     pub fn remaining(&self) -> Duration {
-        match self.hold.remaining() {
-            // Also in a forked child, where the mutex that `left_of_max_hold` locks may be locked for ever.
-            Duration::ZERO => Duration::ZERO,
-            left => self.hold.left_of_max_hold().map_or(left, |most| left.min(most)),
-        }
+        let left = self.hold.remaining();
+        self.hold.left_of_max_hold().map_or(left, |most| left.min(most))
     }
 
     /// [`is_held`](LockGuard::is_held), for use with `?`.

@@ -59,6 +59,8 @@ pub struct Hold {
     /// Until when the lock counts as held, in boot time; zero once it does not. Raised only under `state`, and only
     /// while it has not passed.
     held_until: AtomicU64,
+    /// When `max_hold` ends it, in boot time. Never moved to later.
+    pub(super) max_hold_end: AtomicU64,
     pub(super) state: Mutex<State>,
     pub(super) requests: Requests,
     /// The copy that the user sees. The library never blocks on its mutex, since the user may hold it.
@@ -183,6 +185,7 @@ impl Hold {
         Arc::new(Hold {
             process: ProcessId::current(),
             held_until: AtomicU64::new(held_until.as_nanos()),
+            max_hold_end: AtomicU64::new(callbacks.max_hold.map_or(BootTime::NEVER, |d| granted_at + d).as_nanos()),
             shown: Arc::new(Mutex::new(lock.clone())),
             state: Mutex::new(State {
                 phase: Phase::Held,
@@ -253,9 +256,9 @@ impl Hold {
         self.process.is_current()
     }
 
-    /// Uses no I/O, mutex or thread, only a clock and a number, so it is also right directly after a suspend.
+    /// Uses no I/O, mutex or thread, only a clock and two numbers, so it is also right directly after a suspend.
     pub fn is_held(&self) -> bool {
-        self.is_own_process() && self.is_running()
+        self.is_own_process() && self.left_of_max_hold().is_none_or(|left| !left.is_zero()) && self.is_running()
     }
 
     /// Whether nothing is left to do: it was released, or let go.
@@ -469,13 +472,6 @@ impl Hold {
         // The logger is the user's: it may be slow, and may call the guard.
         self.warn_of_heartbeat(self.remaining(), &error);
         Beat::Failed(error)
-    }
-
-    /// Drops the callbacks that were not called. What they own is the user's, and its drop may take long: so the caller
-    /// that ends the guard does this, not the last owner of the hold, such as the watcher.
-    pub fn drop_callbacks(&self) {
-        let callbacks = std::mem::take(&mut self.state.lock().callbacks);
-        drop(callbacks);
     }
 
     /// Updates the copy that the user sees, unless the user has locked it.

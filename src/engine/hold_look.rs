@@ -1,10 +1,11 @@
 //! What the watcher does for one hold: it declares what is due, and starts the heartbeat.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::heartbeat;
-use super::hold::{Hold, Phase, State};
+use super::hold::{Hold, Phase};
 use super::watcher::START_RETRY;
 use crate::engine::spec::OnWarning;
 use crate::model::event::Event;
@@ -46,28 +47,24 @@ impl Hold {
 
     /// Makes the watcher declare the loss this long from now, unless it would do so earlier.
     pub fn end_in(&self, time: Duration) {
-        let from_grant = self.setup.clock.now().since(self.grant.at).saturating_add(time);
-        {
-            let max_hold = &mut self.state.lock().callbacks.max_hold;
-            *max_hold = Some(max_hold.map_or(from_grant, |before| before.min(from_grant)));
-        }
+        self.max_hold_end.fetch_min((self.setup.clock.now() + time).as_nanos(), Ordering::SeqCst);
         self.setup.watcher.look_now();
     }
 
-    fn ends_by_max_hold(&self, state: &State) -> Option<BootTime> {
-        state.callbacks.max_hold.map(|d| self.grant.at + d)
+    fn ends_by_max_hold(&self) -> Option<BootTime> {
+        let end = BootTime::from_nanos(self.max_hold_end.load(Ordering::SeqCst));
+        Some(end).filter(|end| *end != BootTime::NEVER)
     }
 
     /// How long `max_hold` still lets it last, whatever is renewed; `None`: for ever.
     pub fn left_of_max_hold(&self) -> Option<Duration> {
-        let end = self.ends_by_max_hold(&self.state.lock())?;
-        Some(end.since(self.setup.clock.now()))
+        self.ends_by_max_hold().map(|end| end.since(self.setup.clock.now()))
     }
 
     /// When the watcher must first look at this hold.
     pub fn first_look(&self) -> BootTime {
         let state = self.state.lock();
-        let max_hold = self.ends_by_max_hold(&state);
+        let max_hold = self.ends_by_max_hold();
         let warning = state.callbacks.warns_at(self.held_until());
         [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
     }
@@ -83,7 +80,7 @@ impl Hold {
             self.show(&mut state);
         }
         let held_until = self.held_until();
-        let max_hold = self.ends_by_max_hold(&state);
+        let max_hold = self.ends_by_max_hold();
         if now >= held_until {
             drop(state);
             pause!("watch.expires");

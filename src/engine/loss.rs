@@ -14,20 +14,24 @@ use crate::sys::log;
 use crate::sys::pause::pause;
 
 impl Hold {
-    /// Declares the loss if the deadline has passed.
+    /// Declares the loss if the deadline has passed, or the time of `max_hold`.
     pub fn expire_when_due(&self) {
         if !self.is_own_process() {
             return;
         }
         let is_held = self.state.lock().phase == Phase::Held;
-        if is_held && !self.is_running() {
+        if is_held && !self.is_held() {
             self.expire();
         }
     }
 
+    /// Declares the loss of a lock that is over by the clock.
     pub(super) fn expire(&self) {
         if !self.is_own_process() {
             return;
+        }
+        if self.is_running() {
+            return self.lose(LossReason::MaxHold);
         }
         let last_error = self.state.lock().last_error.clone();
         self.lose(LossReason::Expired { last_error });

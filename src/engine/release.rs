@@ -289,6 +289,13 @@ impl Hold {
         }
     }
 
+    /// Drops the callbacks that were not called. What they own is the user's, and its drop may take long: so the caller
+    /// that ends the guard does this, not the last owner of the hold, such as the watcher.
+    pub fn drop_callbacks(&self) {
+        let callbacks = std::mem::take(&mut self.state.lock().callbacks);
+        drop(callbacks);
+    }
+
     /// Marks the hold as ending, so that no later heartbeat can report it as held. Returns the state before.
     pub(super) fn begin_release(&self) -> Phase {
         let mut state = self.state.lock();

@@ -175,6 +175,22 @@ fn the_reason_of_a_loss_is_told_by_whoever_asks_first() {
     }
 }
 
+/// The watcher, which declares the loss, may come to it later.
+#[test]
+fn no_lock_is_held_for_longer_than_max_hold() {
+    for _ in 0..20 {
+        let store = MemoryStore::new();
+        let guard = store.client().request("k").lease(60 * MINUTE).max_hold(MINUTE).lock().unwrap();
+        assert!(guard.is_held());
+        store.advance(MINUTE);
+        assert!(!guard.is_held());
+        let error = guard.ensure_held().unwrap_err();
+        assert!(error.to_string().contains("held for as long as max_hold allows"), "{error}");
+        assert!(matches!(guard.loss().get().unwrap().reason, LossReason::MaxHold));
+        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+    }
+}
+
 /// After a suspend or a SIGSTOP the sleep may end before the watcher's next look.
 #[test]
 fn a_sleep_that_ends_after_the_lease_tells_of_the_loss() {
