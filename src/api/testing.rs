@@ -93,6 +93,30 @@ impl MemoryStore {
         ClientBuilder::over(Arc::new(store), self.clock.clone())
     }
 
+    /// The same locks and the same clock for another node, with a network of its own: what is ordered of the one network
+    /// ([`go_offline`](MemoryStore::go_offline), [`go_silent`](MemoryStore::go_silent),
+    /// [`fail_next`](MemoryStore::fail_next)) meets no client of the other.
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::testing::MemoryStore;
+    ///
+    /// let store = MemoryStore::new();
+    /// let (node, other) = (store.client(), store.with_own_network().client());
+    /// let guard = node.lock("job")?;
+    /// store.go_silent(); // `node` is cut off
+    /// assert!(other.try_lock("job")?.is_none());
+    /// store.advance(Duration::from_secs(60)); // longer than the lease
+    /// let taken = other.try_lock("job")?.expect("the other node takes over");
+    /// assert!(!guard.is_held() && taken.fencing_token() > guard.fencing_token());
+    /// # store.go_online();
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn with_own_network(&self) -> Self {
+        MemoryStore { faults: FaultPlan::default(), ..self.clone() }
+    }
+
     /// Ends the leases of the key's holders in the store, as if their time had passed: the next request is granted the
     /// lock. A lease without an end stays as it is: nothing but a release ends it in production. Returns how many leases it has
     /// ended: 0 where nobody holds this key.
@@ -118,7 +142,15 @@ impl MemoryStore {
         self.faults.go_offline();
     }
 
-    /// Ends [`go_offline`](MemoryStore::go_offline).
+    /// The same, but requests do not fail: nobody answers them, as in a network that drops everything. A call ends when
+    /// its time is over, such as `request_timeout`: with `Ambiguous` if it would change something, with `Store` if it
+    /// only reads. Heartbeats hang, and a drop of a guard takes `drop_timeout`. A request that hangs already gets no
+    /// answer after [`go_online`](MemoryStore::go_online), either.
+    pub fn go_silent(&self) {
+        self.faults.go_silent();
+    }
+
+    /// Ends [`go_offline`](MemoryStore::go_offline) and [`go_silent`](MemoryStore::go_silent).
     pub fn go_online(&self) {
         self.faults.go_online();
     }

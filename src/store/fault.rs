@@ -79,7 +79,8 @@ struct Plan {
     next: VecDeque<(Call, Fault)>,
     always: Option<(Call, Fault)>,
     never_wakes: bool,
-    is_offline: bool,
+    /// What every call meets, whatever else was ordered.
+    outage: Option<Fault>,
     late: Vec<(Arc<dyn Backend>, Attempt)>,
     given_up: Vec<String>,
     /// Each call so far, and whether a lock depends on its thread.
@@ -104,12 +105,17 @@ impl FaultPlan {
 
     /// No call reaches the store, of whatever kind, until `go_online`.
     pub fn go_offline(&self) {
-        self.0.lock().is_offline = true;
+        self.0.lock().outage = Some(Fault::FailBefore);
     }
 
-    /// Ends `go_offline`.
+    /// The same, and no call is answered.
+    pub fn go_silent(&self) {
+        self.0.lock().outage = Some(Fault::HangBefore);
+    }
+
+    /// Ends `go_offline` and `go_silent`.
     pub fn go_online(&self) {
-        self.0.lock().is_offline = false;
+        self.0.lock().outage = None;
     }
 
     /// Delivers the acquisitions that were [late](Fault::Late) to their stores, and returns the answers.
@@ -157,8 +163,8 @@ impl FaultPlan {
     fn take(&self, call: Call) -> Option<Fault> {
         let mut plan = self.0.lock();
         plan.calls.push((call, keeps_a_lock()));
-        if plan.is_offline {
-            return Some(Fault::FailBefore);
+        if plan.outage.is_some() {
+            return plan.outage.clone();
         }
         if let Some(at) = plan.next.iter().position(|(c, _)| *c == call) {
             return plan.next.remove(at).map(|(_, fault)| fault);

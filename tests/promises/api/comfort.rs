@@ -164,6 +164,35 @@ fn the_test_store_goes_offline_and_online_and_forgets_its_failures() {
 }
 
 #[test]
+fn a_silent_network_brings_no_request_and_no_answer() {
+    let store = MemoryStore::new();
+    let client = store.builder().request_timeout(Duration::from_millis(50)).connect().unwrap();
+    store.go_silent();
+    assert_eq!(client.try_lock("k").unwrap_err().kind(), ErrorKind::Ambiguous);
+    assert_eq!(client.get("k").unwrap_err().kind(), ErrorKind::Store);
+    assert!(store.with_own_network().client().get("k").unwrap().is_none(), "a request came through");
+    store.go_online();
+    assert!(client.get("k").is_ok());
+}
+
+#[test]
+fn a_node_that_is_cut_off_loses_its_lock_to_another_node() {
+    let store = MemoryStore::new();
+    let other = store.with_own_network();
+    let (guard, rival) = (store.client().lock("k").unwrap(), other.client());
+    other.fail_next(Operation::Acquire, Failure::NotSent);
+    assert!(store.client().try_lock("j").unwrap().is_some());
+    assert_eq!((store.clear_failures(), other.clear_failures()), (0, 1));
+    store.go_silent();
+    assert!(rival.try_lock("k").unwrap().is_none());
+    other.advance(MINUTE);
+    assert!(!guard.is_held());
+    assert!(rival.try_lock("k").unwrap().unwrap().fencing_token() > guard.fencing_token());
+    assert!(matches!(guard.loss().wait_timeout(LONG).unwrap().reason, LossReason::Expired { .. }));
+    store.go_online();
+}
+
+#[test]
 fn the_reason_of_a_loss_is_told_by_whoever_asks_first() {
     for _ in 0..20 {
         let store = MemoryStore::new();
