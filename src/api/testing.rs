@@ -68,7 +68,7 @@ impl MemoryStore {
     /// A new, empty store that shares nothing with others.
     pub fn new() -> Self {
         let clock = Clock::system();
-        MemoryStore { memory: Arc::new(Memory::open("", clock.clone())), clock, faults: FaultPlan::default() }
+        MemoryStore { memory: Arc::new(Memory::open("", clock.clone())), clock, faults: FaultPlan::without_notes() }
     }
 
     /// A client with default options. It connects even while the store is offline, and no fault hits its connecting,
@@ -114,7 +114,7 @@ impl MemoryStore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn with_own_network(&self) -> Self {
-        MemoryStore { faults: FaultPlan::default(), ..self.clone() }
+        MemoryStore { faults: FaultPlan::without_notes(), ..self.clone() }
     }
 
     /// Ends the leases of the key's holders in the store, as if their time had passed: the next request is granted the
@@ -206,6 +206,19 @@ mod tests {
 
     use super::*;
     use crate::sys::deadline::Deadline;
+
+    /// A user's test may make millions of requests.
+    #[test]
+    fn no_request_is_remembered() {
+        let store = MemoryStore::new();
+        for store in [store.with_own_network(), store] {
+            let client = store.builder().request_timeout(Duration::from_millis(50)).connect().expect("a client");
+            store.fail_next(Operation::Acquire, Failure::AnswerHangs);
+            assert!(client.try_lock("k").is_err());
+            client.close().expect("what was not answered is given up");
+            assert_eq!((store.faults.calls(), store.faults.given_up("k")), (Vec::new(), 0));
+        }
+    }
 
     /// As when two nodes wait for the same key.
     #[test]
