@@ -39,7 +39,7 @@
 //! | `mongodb://HOST,../DATABASE`, `mongodb+srv://..` | a MongoDB collection | `mongodb` |
 //! | `postgres://USER@HOST,../DATABASE`, `postgresql://..` | a table of PostgreSQL; with TLS by `sslmode=verify-full` | `postgres` |
 //! | `spanner:projects/P/instances/I/databases/D` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator | `spanner` |
-//! | `memory:NAME` | inside the process; clients with the same name share it; without a name each client has its own | always |
+//! | `memory:NAME` | inside the process; clients with the same name share it until the last of them is gone, which empties it (to test restarts keep one, or use [`testing::MemoryStore`]); without a name each client has its own | always |
 //!
 //! The next table has the options that each URL takes after its `?`; an unknown option is refused. For settings of your
 //! own, or a path with `%` or `?`, use the function `builder` of the store's module (`leasehold::dynamodb::builder`).

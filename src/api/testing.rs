@@ -19,20 +19,33 @@
 //! # Which call simulates what
 //! | in production | here |
 //! |---|---|
-//! | an operator releases the lock under its holder (`unlock`, `leasehold release --force`) | [`lose`](MemoryStore::lose): the guard is lost with [`ReleasedByOther`](crate::LossReason::ReleasedByOther) |
-//! | the same, and a rival is granted the lock before the holder learns of it; or the rival adopts it | [`take_over`](MemoryStore::take_over), then [`advance`](MemoryStore::advance) by a millisecond: lost with [`TakenOver`](crate::LossReason::TakenOver) |
+//! | an operator releases the lock under its holder (`unlock`, `leasehold release --force`) | [`lose`](MemoryStore::lose): the guard is lost with [`ReleasedByOther`](crate::LossReason::ReleasedByOther), or with [`TakenOver`](crate::LossReason::TakenOver) where somebody waits for the lock |
+//! | the same, and a rival is granted the lock before the holder learns of it; or the rival adopts it | [`take_over`](MemoryStore::take_over), then [`advance`](MemoryStore::advance) by a millisecond: lost with `TakenOver` |
 //! | the machine was suspended for longer than the lease, whether a rival was granted the lock meanwhile or not | [`advance`](MemoryStore::advance) by more than the lease: lost with [`Expired`](crate::LossReason::Expired) |
 //! | the holder's process died, and its lease ended | `std::mem::forget` of its guard would go on with heartbeats: end it with [`into_lock`](crate::LockGuard::into_lock), then [`expire`](MemoryStore::expire) |
 //! | the store can't be reached for a while, or for good | [`go_offline`](MemoryStore::go_offline), [`go_online`](MemoryStore::go_online); heartbeats fail, and after the lease the lock is lost with `Expired` |
+//! | the network goes silent | [`go_silent`](MemoryStore::go_silent), `go_online`; heartbeats hang, and after the lease the lock is lost with `Expired` |
+//! | one node is cut off, and another one takes over | `go_silent`, and [`with_own_network`](MemoryStore::with_own_network) for the other node |
+//! | the program is started again | a new [`client`](MemoryStore::client) of the same store. (A store with a URL, `memory:NAME`, is emptied when its last client is gone) |
 //! | one request is lost, or its answer | [`fail_next`](MemoryStore::fail_next), taken back by [`clear_failures`](MemoryStore::clear_failures) |
-//! | others hold the lock | a guard of [`client`](MemoryStore::client), or `take_over` |
+//! | others hold the lock | a guard of another `client`, or `take_over` |
 //! | time passes | [`advance`](MemoryStore::advance) |
 //! | a guard lives for longer than its lease | `advance` by less than the guard's [`remaining`](crate::LockGuard::remaining), again and again, and before each [`ensure_held_for`](crate::LockGuard::ensure_held_for) more than that, which renews it where less is left |
 //!
 //! `advance` moves the time of leases, `max_hold` and `hold_at_least`, and what clients compute with them. Threads wait
 //! in real time: the limits of calls (`try_lock_for`, `wait`, `request_timeout`, `campaign_for`),
 //! [`sleep`](crate::LockGuard::sleep), pauses between checks of a lock and between health checks. The wall clock is not
-//! moved, so a purge finds no row older than before.
+//! moved: what was read before an `advance` keeps its dates (`created`, `leased_until`) and its
+//! [`remaining_now`](crate::LockStatus::remaining_now), and to a purge, which does free the
+//! locks whose leases are over by then, a row is no older.
+//!
+//! # What differs from a server
+//! - It accepts leases from 100 ms on. Servers refuse those below a second, and DynamoDB and MongoDB also a margin that
+//!   is too small.
+//! - [`lose`](MemoryStore::lose), [`expire`](MemoryStore::expire) and [`take_over`](MemoryStore::take_over) are for
+//!   locks: they never meet a lease that a name holds ([`Leases`](crate::Leases)).
+//! - It belongs to the process that made it. In a forked child make a new one: the parent's is only a copy there, and
+//!   may hang.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,9 +106,9 @@ impl MemoryStore {
         ClientBuilder::over(Arc::new(store), self.clock.clone())
     }
 
-    /// The same locks and the same clock for another node, with a network of its own: what is ordered of the one network
-    /// ([`go_offline`](MemoryStore::go_offline), [`go_silent`](MemoryStore::go_silent),
-    /// [`fail_next`](MemoryStore::fail_next)) meets no client of the other.
+    /// The same locks and the same clock for another node, with a network of its own: what is ordered of one network, by
+    /// [`go_offline`](MemoryStore::go_offline), [`go_silent`](MemoryStore::go_silent) or
+    /// [`fail_next`](MemoryStore::fail_next), meets no client of the other.
     ///
     /// # Example
     /// ```
@@ -110,7 +123,7 @@ impl MemoryStore {
     /// store.advance(Duration::from_secs(60)); // longer than the lease
     /// let taken = other.try_lock("job")?.expect("the other node takes over");
     /// assert!(!guard.is_held() && taken.fencing_token() > guard.fencing_token());
-    /// # store.go_online();
+    /// store.go_online(); // otherwise the drop of `guard` takes all of `drop_timeout`
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn with_own_network(&self) -> Self {
@@ -128,8 +141,9 @@ impl MemoryStore {
     }
 
     /// Takes the key from its holders, as an operator does who releases it. Their guards learn of it by heartbeats that
-    /// are sent at once; [`loss`](crate::LockGuard::loss) waits for it. Returns how many holders there were, including
-    /// those whose lease is over: 0 where nobody holds this key.
+    /// are sent at once; [`loss`](crate::LockGuard::loss) waits for it: `ReleasedByOther`, or `TakenOver` if somebody
+    /// who waits was granted the lock before. Returns how many holders there were, including those whose lease is over:
+    /// 0 where nobody holds this key.
     pub fn lose(&self, key: &str) -> usize {
         let holders = self.memory.end_holders(key);
         self.advance(Duration::ZERO);
@@ -168,8 +182,12 @@ impl MemoryStore {
 
     /// The next request of this kind fails. If this is called again, the request after that one fails, too.
     ///
-    /// The heartbeats of a lock without end are only `Read`s. A release that hands the lock to a waiter of the same
-    /// client is an `Acquire`, and a release before the end of a minimum hold is a `Read` and a `Swap`.
+    /// Some calls make other requests than their name says:
+    /// - A lock with a lease or a minimum hold of more than a minute, or without end, takes an `Acquire` and a `Renew`.
+    /// - The heartbeats of a lock without end, and the looks of a waiter, are only `Read`s.
+    /// - A release that hands the lock to a waiter of the same client is an `Acquire`, and one before the end of a minimum
+    ///   hold is a `Read` and a `Swap`.
+    /// - `claim`, `extend`, `unlock` and `force_release` are a `Read` and a `Swap`.
     pub fn fail_next(&self, operation: Operation, failure: Failure) {
         let call = match operation {
             Operation::Acquire => Call::Acquire,
