@@ -269,6 +269,7 @@ impl orders::World for World {
     fn check_end(&self) {
         let by = Instant::now() + SLACK;
         self.hold.setup.undo.end(by, by);
+        self.hold.setup.observing.wait_until_told(by);
         let grant = self.hold.requests.spare.lock().ask.grant.clone();
         let (lost, released, left) = (*self.told.lost.lock(), *self.told.released.lock(), *self.told.left.lock());
         assert!(!self.hold.is_held());
@@ -403,16 +404,6 @@ fn a_release_beside_another_one_that_hangs_ends_in_time_and_can_be_repeated() {
     world.check_end();
 }
 
-impl Told {
-    /// The caller keeps a lock, so another thread reports its events.
-    fn waits_for_a_loss(&self) {
-        let by = Instant::now() + SLACK;
-        while *self.lost.lock() == 0 && Instant::now() < by {
-            std::thread::yield_now();
-        }
-    }
-}
-
 /// For example after a suspend, when the release is quicker than the watcher, and its first request may not be
 /// answered.
 #[test]
@@ -432,7 +423,6 @@ fn what_is_over_when_it_is_released_is_lost_whoever_has_looked() {
         let released = world.hold.release(SLACK);
         assert!(released.is_err(), "{released:?}");
         world.outcomes.push(released);
-        world.told.waits_for_a_loss();
         world.check();
         world.check_end();
         assert_eq!(*world.told.lost.lock(), 1);
@@ -445,8 +435,16 @@ fn what_is_over_when_it_is_handed_over_is_lost() {
     clock.advance(MOST + REST);
     hold.keep_as_data(SLACK);
     assert!(hold.loss.get().is_some());
-    told.waits_for_a_loss();
+    hold.setup.observing.wait_until_told(Instant::now() + SLACK);
     assert_eq!(*told.lost.lock(), 1);
+}
+
+/// A heartbeat may move its end between the look that found it over and the declaration.
+#[test]
+fn what_has_no_max_hold_is_not_lost_by_it() {
+    let World { hold, .. } = World::new(&[]);
+    hold.expire();
+    assert!(matches!(hold.loss.get().expect("it is lost").reason, LossReason::Expired { .. }));
 }
 
 /// For example a shared one that was cleared away by a writer that came after its end and has gone.

@@ -12,6 +12,7 @@ use crate::model::loss::{Loss, LossReason};
 use crate::store::Seen;
 use crate::sys::log;
 use crate::sys::pause::pause;
+use crate::sys::thread::keeping_a_lock;
 
 impl Hold {
     /// Declares the loss if the deadline has passed, or the time of `max_hold`.
@@ -25,16 +26,17 @@ impl Hold {
         }
     }
 
-    /// Declares the loss of a lock that is over by the clock.
+    /// Declares the loss of a lock that is over by the clock. Another thread reports it, whoever calls this: so the
+    /// report is queued before anybody can be granted the key.
     pub(super) fn expire(&self) {
         if !self.is_own_process() {
             return;
         }
-        if self.is_running() {
-            return self.lose(LossReason::MaxHold);
-        }
+        // A heartbeat may have moved the end of the lease since the caller looked.
+        let is_by_max_hold = self.is_running() && self.left_of_max_hold().is_some_and(|left| left.is_zero());
         let last_error = self.state.lock().last_error.clone();
-        self.lose(LossReason::Expired { last_error });
+        let reason = if is_by_max_hold { LossReason::MaxHold } else { LossReason::Expired { last_error } };
+        keeping_a_lock(|| self.lose(reason));
     }
 
     /// Declares the loss, once, and reports it. No mutex is held while code of the user's is called.

@@ -53,7 +53,7 @@ impl Hold {
         let by = far_from(Instant::now(), bound);
         // A hold that is over is lost, even if nobody has looked yet: otherwise an unanswered release would hide the
         // loss.
-        keeping_a_lock(|| self.expire_when_due());
+        self.expire_when_due();
         let before = self.begin_release();
         // A `close` that came first may have found a loss, which was not reported to this caller.
         match before {
@@ -158,9 +158,9 @@ impl Hold {
     }
 
     /// Whether it was granted after `since`, and is held or being released: until the store has answered, its grant
-    /// remains.
+    /// remains. One that `max_hold` has ended stands until that is declared: its loss comes before the next grant.
     pub fn stands_since(&self, since: BootTime) -> bool {
-        self.grant.at > since && (self.is_held() || self.state.lock().phase == Phase::Releasing)
+        self.grant.at > since && (self.is_running() || self.state.lock().phase == Phase::Releasing)
     }
 
     /// How long the lock was held, at most until the end of its lease: a process that was stopped, for example, notices
@@ -277,7 +277,7 @@ impl Hold {
             return;
         }
         // As in a release, a hold that is over is lost.
-        keeping_a_lock(|| self.expire_when_due());
+        self.expire_when_due();
         self.begin_release();
         pause!("data.begun");
         self.stop_heartbeat(bound);

@@ -54,8 +54,9 @@ impl Observing {
         !self.observers.is_empty()
     }
 
-    /// Reports the event on this thread. Another thread reports the events of heartbeats, the watcher, a close and a
-    /// release of several locks, since a slow observer must cost no lock; and the terms of elections, which end before their locks are released.
+    /// Reports the event on this thread. Another thread reports the events of heartbeats, the watcher, a loss by the
+    /// clock, a close and a release of several locks, since a slow observer must cost no lock; and the terms of
+    /// elections, which end before their locks are released.
     pub(crate) fn tell(&self, event: &Event<'_>) {
         if !self.is_on() || self.is_forked() {
             return;

@@ -121,9 +121,8 @@ impl Term {
         if self.is_over.swap(true, Ordering::SeqCst) {
             return false;
         }
-        // After a suspend or a SIGSTOP the watcher may not have declared the loss yet. `keeping_a_lock`: this must not
-        // wait for the user's code.
-        keeping_a_lock(|| self.guard.hold.expire_when_due());
+        // After a suspend or a SIGSTOP the watcher may not have declared the loss yet.
+        self.guard.hold.expire_when_due();
         let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
         // The lock of this term can't be lost any more: this wakes every thread that waits for the loss.
         self.guard.loss().end(None);

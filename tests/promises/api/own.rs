@@ -115,6 +115,35 @@ fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
     });
 }
 
+/// Otherwise the new grant would be told before the loss.
+#[test]
+fn a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_declared() {
+    alone("api::own::a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_declared", || {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
+        let held = bench.rival().lock("k").unwrap();
+        let request = || client.request("k").owner("job").same_owner(SameOwner::Replace).lease(60 * MINUTE);
+        scope(|scope| {
+            let (waits, mut stop, _tells) = waits_for(scope, request(), held);
+            bench.clock.advance(SHORT);
+            let new = request().max_hold(MINUTE).try_lock().unwrap().expect("a new call");
+            let token = new.fencing_token();
+            stop.let_go();
+            drop(stop);
+            let mut stop = Stop::at("watch.looks");
+            bench.clock.advance(MINUTE);
+            wait_until("the watcher is stopped", || stop.is_reached());
+            assert!(!new.is_held());
+            let looks = bench.faults.count(Call::Read);
+            wait_until("it has looked again", || bench.faults.count(Call::Read) > looks + 2 || waits.is_finished());
+            assert!(!waits.is_finished() && new.loss().get().is_none(), "it takes what is not declared lost");
+            stop.let_go();
+            assert!(waits.join().unwrap().unwrap().fencing_token() > token);
+        });
+    });
+}
+
 /// Nothing renews a lost lock, so a call with its lock id waits for the lease to end and does not wait for itself.
 #[test]
 fn a_lock_that_is_lost_is_waited_for_also_by_its_own_lock_id() {

@@ -409,6 +409,35 @@ fn a_loss_is_told_before_the_next_grant_of_its_key() {
     });
 }
 
+/// Not the watcher finds this loss but the holder, which is stopped before it has told anybody of it.
+#[test]
+fn a_loss_that_its_holder_finds_is_told_before_the_next_grant_of_its_key() {
+    alone("api::told::a_loss_that_its_holder_finds_is_told_before_the_next_grant_of_its_key", || {
+        // The watcher may be quicker.
+        assert!((0..100).any(|_| its_holder_finds_a_loss()));
+    });
+}
+
+fn its_holder_finds_a_loss() -> bool {
+    let (store, told, client) = told_of();
+    let guard = client.lock("k").unwrap();
+    let first = guard.fencing_token();
+    let mut stop = Stop::at("loss.declared");
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| {
+            store.advance(2 * MINUTE);
+            guard.ensure_held().unwrap_err();
+        });
+        wait_until("it is declared", || stop.is_reached());
+        let is_holder = stop.thread() == Some(asks.thread().id());
+        let second = client.lock("k").unwrap().fencing_token();
+        stop.let_go();
+        wait_until("all is told", || told.0.lock().len() >= 3);
+        assert_eq!(told.0.lock()[..3], [("granted", first), ("lost", first), ("granted", second)]);
+        is_holder
+    })
+}
+
 /// A heartbeat's answer counts from when the guard has it, and the hold may end right after that.
 #[test]
 fn a_renewal_is_told_before_the_loss_that_follows_it() {
