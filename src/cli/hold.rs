@@ -38,6 +38,16 @@ pub enum End {
     Unhealthy(Option<Signal>),
 }
 
+impl End {
+    /// The lock was lost, with the signal as above.
+    pub fn lost(told_to_end: Option<Signal>, lost: Lost) -> End {
+        if lost.reason == Some(LossReason::MaxHold.name()) {
+            return End::Deposed(told_to_end, lost);
+        }
+        End::Lost(told_to_end, lost)
+    }
+}
+
 /// A command that runs while a lock is held.
 pub struct Holding<'a> {
     ask: &'a Ask,
@@ -406,10 +416,8 @@ impl<'a> Holding<'a> {
         job.finish(|signal| is_told && self.ask.on_loss.may_send(signal));
         let told_to_end = told.to_end.or(given_back.told_to_end);
         let end = match given_back.was_lost {
-            true if is_unhealthy || losses.first.is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold)) => {
-                End::Deposed(told_to_end, lost)
-            }
-            true => End::Lost(told_to_end, lost),
+            true if is_unhealthy => End::Deposed(told_to_end, lost),
+            true => End::lost(told_to_end, lost),
             false if is_unhealthy => End::Unhealthy(told_to_end),
             false => End::Command(ended),
         };
@@ -425,5 +433,26 @@ fn timer<T>(of: Option<&T>, timer: impl FnOnce(&T) -> Receiver<Instant>) -> Rece
 pub fn command_failed(outcome: Result<(), String>, then: &str) {
     if let Err(why) = outcome {
         warnings::tell(&format!("the command of --on-loss failed: {why}{then}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::testing::MemoryStore;
+
+    use super::*;
+
+    /// The command may end before the loss is reported.
+    #[test]
+    fn who_finds_the_end_of_max_hold_only_at_the_end_lets_others_go_first() {
+        let minute = Duration::from_secs(60);
+        // Longer than the lease and shorter.
+        for (max_hold, is_deposed) in [(3 * minute, false), (minute / 4, true)] {
+            let store = MemoryStore::new();
+            let held = store.client().request("k").lease(minute).max_hold(max_hold).lock().map(Held::One).unwrap();
+            store.advance(max_hold.min(minute));
+            let end = End::lost(None, held.if_lost(None, TOLD));
+            assert_eq!(matches!(end, End::Deposed(None, _)), is_deposed);
+        }
     }
 }

@@ -184,7 +184,7 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     // This process may have stood still since the lock was granted.
     if let (Err(_), Err(lost)) = (&job, held.ensure_held()) {
         tell(&lost.to_string());
-        return Ok(End::Lost(None, held.if_lost(None, TOLD)));
+        return Ok(End::lost(None, held.if_lost(None, TOLD)));
     }
     let job = job.map_err(cannot)?;
     let mut holding = Holding::new(work.ask, work.checks, held, job, &environment);
