@@ -207,17 +207,29 @@ fn the_reason_of_a_loss_is_told_by_whoever_asks_first() {
 /// The watcher, which declares the loss, may come to it later.
 #[test]
 fn no_lock_is_held_for_longer_than_max_hold() {
-    for _ in 0..20 {
+    for asks_before in [true, false].repeat(10) {
         let store = MemoryStore::new();
         let guard = store.client().request("k").lease(60 * MINUTE).max_hold(MINUTE).lock().unwrap();
         assert!(guard.is_held());
         store.advance(MINUTE);
         assert!(!guard.is_held());
-        let error = guard.ensure_held().unwrap_err();
-        assert!(error.to_string().contains("held for as long as max_hold allows"), "{error}");
-        assert!(matches!(guard.loss().get().unwrap().reason, LossReason::MaxHold));
-        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+        let (loss, is_told) = (guard.loss(), |error: &str| error.contains("held for as long as max_hold allows"));
+        assert!(!asks_before || is_told(&guard.ensure_held().unwrap_err().to_string()));
+        let failed = guard.release().unwrap_err();
+        assert!(failed.kind() == ErrorKind::Lost && is_told(&failed.to_string()), "{failed}");
+        assert!(matches!(loss.get().unwrap().reason, LossReason::MaxHold));
     }
+}
+
+#[test]
+fn none_of_several_locks_is_held_for_longer_than_max_hold() {
+    let store = MemoryStore::new();
+    let client = store.builder().lease(60 * MINUTE).connect().unwrap();
+    let guard = client.request_all(["a", "b"]).max_hold(MINUTE).lock().unwrap();
+    assert!(guard.is_held() && guard.remaining() <= MINUTE);
+    store.advance(MINUTE);
+    assert!(!guard.is_held());
+    assert!(matches!(guard.lost().unwrap().reason, LossReason::MaxHold));
 }
 
 /// After a suspend or a SIGSTOP the sleep may end before the watcher's next look.
