@@ -157,9 +157,11 @@ impl MemoryStore {
     }
 
     /// The same, but requests do not fail: nobody answers them, as in a network that drops everything. A call ends when
-    /// its time is over, such as `request_timeout`: with `Ambiguous` if it would change something, with `Store` if it
-    /// only reads. Heartbeats hang, and a drop of a guard takes `drop_timeout`. A request that hangs already gets no
-    /// answer after [`go_online`](MemoryStore::go_online), either.
+    /// its time is over, such as `request_timeout`: with `Ambiguous` where a request that may have taken the lock or
+    /// released it is not answered, otherwise with `Store`, as do calls that read first (`unlock`, `claim`) and
+    /// `ensure_held_for`. A `lock` without a time limit goes on waiting. Heartbeats hang, and a drop of
+    /// a guard takes `drop_timeout`. A request that hangs already gets no answer after
+    /// [`go_online`](MemoryStore::go_online), either.
     pub fn go_silent(&self) {
         self.faults.go_silent();
     }

@@ -1,5 +1,5 @@
 //! The thread that renews one guard's lease. The watcher starts it when the first heartbeat is due. This thread only
-//! sends; it is the watcher that declares a loss.
+//! sends; it is the watcher that declares a loss by the lease's end or by `max_hold`, unless somebody looks before it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

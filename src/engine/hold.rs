@@ -56,8 +56,8 @@ pub struct Hold {
     pub(super) setup: Setup,
     pub(super) grant: Grant,
     process: ProcessId,
-    /// Until when the lock counts as held, in boot time; zero once it does not. Raised only under `state`, and only
-    /// while it has not passed.
+    /// Until when the lock counts as held, in boot time, unless `max_hold` ends it before; zero once it does not.
+    /// Raised only under `state`, and only while it has not passed.
     held_until: AtomicU64,
     /// When `max_hold` ends it, in boot time. Never moved to later.
     pub(super) max_hold_end: AtomicU64,

@@ -45,7 +45,7 @@ impl Hold {
         }
     }
 
-    /// Makes the watcher declare the loss this long from now, unless it would do so earlier.
+    /// From this long from now on it is not held, and the watcher declares the loss, unless its end comes earlier.
     pub fn end_in(&self, time: Duration) {
         self.max_hold_end.fetch_min((self.setup.clock.now() + time).as_nanos(), Ordering::SeqCst);
         self.setup.watcher.look_now();

@@ -11,8 +11,8 @@ use crate::model::loss::Loss;
 /// It is called on the thread on which the event happens, with no mutex of the library held. It should return at once:
 /// the time that it takes is added to the call, and before a call returns a lock it is part of the lock's first lease.
 /// Heartbeats, whoever finds that the time of a lock is over, a close and a release of several locks leave their
-/// events to a separate thread, so that the observer delays no renewal, loss or release; it is one thread for all keys, and the
-/// events of each key come in order. While 10,000 events wait for a slow observer, only beginnings and ends of holds, waits and terms are added,
+/// events to a separate thread, so that the observer delays no renewal, loss or release; it is one thread for all keys,
+/// and the events of each key come in order. While 10,000 events wait for a slow observer, only beginnings and ends of holds, waits and terms are added,
 /// up to 100,000; the rest is left out. An observer should not wait for a lock of a client that it observes: that wait
 /// has events, too, which would make more. A panic in it is logged and goes no further.
 ///

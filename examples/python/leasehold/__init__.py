@@ -588,8 +588,8 @@ class _Held(_Owned):
         return self._handle.id != 0 and self.is_held()
 
     def is_held(self) -> bool:
-        """False before the lease can end, so before anybody else can be granted the lock, unless somebody takes it away
-        by order, as `force_release` does. Asks nobody and does not wait."""
+        """False before the lease can end, and once `max_hold` is over; so before anybody else can be granted the
+        lock, unless somebody takes it away by order, as `force_release` does. Asks nobody and does not wait."""
         try:
             return _got(ctypes.c_bool, self._is + "_is_held", self._handle)
         except Error:
