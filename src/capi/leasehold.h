@@ -1052,10 +1052,10 @@ leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 // Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
 LEASEHOLD_API leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
-// Writes whether the lock is held. It becomes false before the lease can end, and then stays false. So while it is
-// true, nobody else is granted the lock, unless somebody takes it away on purpose, as by
-// leasehold_client_force_release. It does not ask the store and does not wait. A call that fails, like one after a
-// fork, writes false, too.
+// Writes whether the lock is held. It becomes false before the lease can end, or at the end of the time that
+// leasehold_request_set_max_hold allows, and then stays false. So while it is true, nobody else is granted the
+// lock, unless somebody takes it away on purpose, as by leasehold_client_force_release. It does not ask the store and
+// does not wait. A call that fails, like one after a fork, writes false, too.
 // \param held Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
