@@ -130,6 +130,8 @@ fn a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_de
             let new = request().max_hold(MINUTE).try_lock().unwrap().expect("a new call");
             let token = new.fencing_token();
             stop.let_go();
+            // Otherwise the next stop would stop it once more.
+            wait_until("it goes on", || stop.has_gone_on());
             drop(stop);
             let mut stop = Stop::at("watch.looks");
             bench.clock.advance(MINUTE);
