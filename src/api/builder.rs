@@ -73,7 +73,7 @@ impl ClientBuilder {
     }
 
     /// The time between two renewals, at most half the lease; each is moved by up to 10 % at
-    /// random. Defaults to a third of the lease. The log warns of less than a 2,000th of the lease.
+    /// random. Defaults to a third of the lease. The log warns of one below a second and a 2,000th of the lease.
     pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
         self.options.heartbeat = Some(heartbeat);
         self

@@ -132,8 +132,8 @@
 //! statements, costs one statement more.
 //!
 //! A client has one connection while no more are needed, and never more than nine: four for calls that want a lock,
-//! four for heartbeats, releases and the rest, and one that listens while somebody waits. The
-//! server sends it the release of any key of any table in the database. A connection that was idle for a minute ends
+//! four for heartbeats, releases and the rest, and one that listens while somebody waits. The server sends it the
+//! release of any key of any table in the database. A connection that was idle for a minute ends
 //! after the next statement. Of the four for heartbeats and the rest, at most two at a time serve calls that only read,
 //! like `get` and `list`; at most two serve releases and calls that take a lock away, and one more serves heartbeats of
 //! shared locks: these may wait for somebody's transaction, one for each key. A refusal locks nothing and writes
