@@ -10,7 +10,6 @@ use super::watcher::START_RETRY;
 use crate::engine::spec::OnWarning;
 use crate::model::event::Event;
 use crate::model::key::shown;
-use crate::model::loss::LossReason;
 use crate::sys::clock::BootTime;
 use crate::sys::log;
 use crate::sys::pause::pause;
@@ -81,15 +80,10 @@ impl Hold {
         }
         let held_until = self.held_until();
         let max_hold = self.ends_by_max_hold();
-        if now >= held_until {
+        if now >= held_until || max_hold.is_some_and(|end| now >= end) {
             drop(state);
             pause!("watch.expires");
             self.expire();
-            return None;
-        }
-        if max_hold.is_some_and(|end| now >= end) {
-            drop(state);
-            self.lose(LossReason::MaxHold);
             return None;
         }
         let warning = state.callbacks.warns_at(held_until);
