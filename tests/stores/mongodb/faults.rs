@@ -7,7 +7,7 @@ use leasehold::internals::store::{Purpose, Released, Schema};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::mongodb::*;
-use crate::network::{Behind, Kind, LATE, MODES, Meanwhile};
+use crate::network::{Behind, Kind, LATE, MODES, Meanwhile, in_time};
 use crate::support::bench::builder_over;
 use crate::support::contract::{granted, release};
 use crate::support::mongodb::{Rows, host};
@@ -56,6 +56,33 @@ fn comes_back(at: &Behind<Rows>, nth: u32) -> bool {
     at.wait_for_late(&key);
     assert_eq!(at.holders(&key).len(), 1);
     true
+}
+
+/// A holder's time may lie ahead of the server's, as with mongo-lock, whose hosts write their own. Then a second copy
+/// names that time, and replaces nobody else.
+#[test]
+fn a_late_second_copy_replaces_no_later_grant_of_the_same_owner() {
+    let at = needs_server!(behind());
+    in_time(|times| {
+        let mut holds = exclusive(&*at.beside, &format!("ahead {times}"));
+        granted(&*at.beside, &mut holds);
+        at.room.grant_ahead(&holds.key);
+        let [mut a, mut b] = [(); 2].map(|()| {
+            let mut replaces = exclusive(&*at.store, &holds.key);
+            (replaces.ask.labels, replaces.ask.replace_same_owner) = (holds.ask.labels.clone(), true);
+            replaces
+        });
+        let began = Instant::now();
+        at.proxy.add(Rule::next(1, Network::Late(times * LATE)).on("findAndModify").on(&a.key).after(1));
+        at.unanswered(&mut a);
+        let newer = at.settled(&mut b);
+        if began.elapsed() >= times * LATE {
+            return false;
+        }
+        at.wait_for_late(&a.key);
+        assert_eq!(at.holders(&a.key), [newer]);
+        true
+    });
 }
 
 /// The driver repeats an acquire under one number, and the server does not remember the number if it refused the

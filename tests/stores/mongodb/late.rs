@@ -12,7 +12,7 @@ use crate::mongodb::*;
 use crate::support::cluster::Cluster;
 use crate::support::contract::{granted, renewal, renewed};
 use crate::support::mongodb::{Rows, host};
-use crate::support::proxy::{Flow, Mode as Fault, Proxy, Rule};
+use crate::support::proxy::{Mode as Fault, Proxy, Rule};
 use crate::support::wait::wait_until;
 
 const LEASE: Duration = Duration::from_secs(600);
@@ -53,7 +53,6 @@ fn a_renewal_that_was_given_up_prolongs_nothing() {
     }
 }
 
-/// The host stalled, or the network is slow: what is known of the server's time is old.
 #[test]
 fn a_late_answer_makes_no_renewal_too_late() {
     needs_server!();
@@ -63,24 +62,7 @@ fn a_late_answer_makes_no_renewal_too_late() {
         "mongodb://{}/?directConnection=true&serverMonitoringMode=poll&heartbeatFrequencyMS=600000",
         proxy.addr()
     )));
-    let is_extended = |mode: Mode, nth: u32| {
-        let mut a = attempt(&store, &format!("{mode} {nth}"), mode);
-        proxy.flow(Flow::Pass, Flow::Delay(SHORT * 4 / 3));
-        let before = granted(&store, &mut a).until;
-        proxy.flow(Flow::Pass, Flow::Pass);
-        let began = Instant::now();
-        match store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT)) {
-            // The server stalled for all of that time.
-            Ok(Renewed::Unknown(_)) | Err(_) if began.elapsed() >= SHORT => false,
-            answer => {
-                assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
-                true
-            }
-        }
-    };
-    for mode in [Mode::Exclusive, Mode::Shared] {
-        assert!((0..5).any(|nth| is_extended(mode, nth)), "no answer in time, each time");
-    }
+    crate::network::a_late_answer_makes_no_renewal_too_late(&store, &proxy, SHORT * 4 / 3);
 }
 
 /// If the driver gets no connection, it reports what went wrong with making one, as if a request had been sent.

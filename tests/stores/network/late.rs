@@ -1,6 +1,7 @@
 //! Requests that arrive after their sender gave them up.
 
 use super::*;
+use crate::support::proxy::Flow;
 
 impl<Room> Behind<Room> {
     /// How late the next write is: the later, the more often it was too early for a busy machine. Always less than ten
@@ -29,7 +30,7 @@ impl<Room> Behind<Room> {
 }
 
 /// Runs `step`, which returns whether it was done before the late request arrived, with ever later requests.
-fn in_time(step: impl Fn(u32) -> bool) {
+pub fn in_time(step: impl Fn(u32) -> bool) {
     assert!([1, 2, 4].into_iter().any(step), "it came first each time");
 }
 
@@ -96,4 +97,29 @@ pub fn a_late_copy_replaces_no_later_grant_of_the_same_owner<R>(at: &Behind<R>) 
         assert_eq!(at.holders(&a.key), [newer]);
         true
     });
+}
+
+/// The host stalled, or the network is slow: what is known of the server's time is old, by as long as the answers of
+/// `proxy`, which are `late` for a while.
+pub fn a_late_answer_makes_no_renewal_too_late(store: &dyn Backend, proxy: &Proxy, late: Duration) {
+    // How long the holder waits.
+    const WAIT: Duration = Duration::from_secs(3);
+    let is_extended = |mode: Mode, nth: u32| {
+        let mut a = attempt(store, &format!("{mode} {nth}"), mode);
+        proxy.flow(Flow::Pass, Flow::Delay(late));
+        let before = granted(store, &mut a).until;
+        proxy.flow(Flow::Pass, Flow::Pass);
+        let began = Instant::now();
+        match store.renew(&mut a, renewal(Lease::For(10 * LEASE)), &Deadline::after(WAIT)) {
+            // The server stalled for all of that time.
+            Ok(Renewed::Unknown(_)) | Err(_) if began.elapsed() >= WAIT => false,
+            answer => {
+                assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
+                true
+            }
+        }
+    };
+    for mode in MODES {
+        assert!((0..5).any(|nth| is_extended(mode, nth)), "no answer in time, each time");
+    }
 }
