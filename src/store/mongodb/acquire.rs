@@ -60,7 +60,7 @@ impl Mongodb {
                 }
             };
             match too_late_for(&grant, &found.record) {
-                // The known time was too early, or another clock wrote this one.
+                // The known time was too early, another clock wrote this one, or it was granted since.
                 Some(granted) => grant.replaces = Some(Replaces::GrantedAt(granted)),
                 None => break found,
             }
