@@ -50,7 +50,7 @@ impl Hold {
         self.setup.watcher.look_now();
     }
 
-    fn ends_by_max_hold(&self) -> Option<BootTime> {
+    pub(super) fn ends_by_max_hold(&self) -> Option<BootTime> {
         let end = BootTime::from_nanos(self.max_hold_end.load(Ordering::SeqCst));
         Some(end).filter(|end| *end != BootTime::NEVER)
     }

@@ -26,8 +26,8 @@ impl Hold {
         }
     }
 
-    /// Declares the loss of a lock that is over by the clock. Another thread reports it, whoever calls this: so the
-    /// report is queued before anybody can be granted the key.
+    /// Declares the loss of a lock that is over by the clock. Another thread reports it, whoever calls this (in the C
+    /// library this one): so the report is queued before anybody can be granted the key.
     pub(super) fn expire(&self) {
         if !self.is_own_process() {
             return;

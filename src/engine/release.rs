@@ -163,10 +163,11 @@ impl Hold {
         self.grant.at > since && (self.is_running() || self.state.lock().phase == Phase::Releasing)
     }
 
-    /// How long the lock was held, at most until the end of its lease: a process that was stopped, for example, notices
-    /// that end much later, and others may have had the lock since.
+    /// How long the lock was held, at most until the end of its lease or of `max_hold`: a process that was stopped, for
+    /// example, notices that end much later, and others may have had the lock since.
     pub(super) fn held_for(&self) -> Duration {
-        self.setup.clock.now().min(self.answered_until()).since(self.grant.at)
+        let max_hold = self.ends_by_max_hold().unwrap_or(BootTime::NEVER);
+        self.setup.clock.now().min(self.answered_until()).min(max_hold).since(self.grant.at)
     }
 
     /// Sends a request that ends the hold. Returns its answer, and whether another request of this hold may have ended

@@ -16,7 +16,7 @@ pub struct Loss {
     pub key: String,
     /// The fencing token that is out of date now.
     pub fencing_token: u64,
-    /// How long it had been held: at most until its lease ended, however late the loss was noticed.
+    /// How long it had been held: at most until its lease or `max_hold` ended, however late the loss was noticed.
     pub held_for: Duration,
 }
 

@@ -211,13 +211,14 @@ fn no_lock_is_held_for_longer_than_max_hold() {
         let store = MemoryStore::new();
         let guard = store.client().request("k").lease(60 * MINUTE).max_hold(MINUTE).lock().unwrap();
         assert!(guard.is_held());
-        store.advance(MINUTE);
+        store.advance(2 * MINUTE);
         assert!(!guard.is_held());
         let (loss, is_told) = (guard.loss(), |error: &str| error.contains("held for as long as max_hold allows"));
         assert!(!asks_before || is_told(&guard.ensure_held().unwrap_err().to_string()));
         let failed = guard.release().unwrap_err();
         assert!(failed.kind() == ErrorKind::Lost && is_told(&failed.to_string()), "{failed}");
-        assert!(matches!(loss.get().unwrap().reason, LossReason::MaxHold));
+        let loss = loss.get().unwrap();
+        assert!(matches!(loss.reason, LossReason::MaxHold) && loss.held_for == MINUTE, "{loss:?}");
     }
 }
 
