@@ -198,7 +198,10 @@ impl Held {
 
     /// The loss of a lock that is not held any more; waits until it is reported.
     pub fn wait_for_loss(&self, timeout: Duration) -> Option<Loss> {
-        self.guards().iter().find(|guard| !guard.is_held())?.loss().wait_timeout(timeout)
+        let guard = self.guards().iter().find(|guard| !guard.is_held())?;
+        // Declares it if it is over by the clock: the library's own thread may be late.
+        let _ = guard.ensure_held();
+        guard.loss().wait_timeout(timeout)
     }
 
     /// What is reported to machines if the locks were lost. Waits for a loss that is not reported yet.
