@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::LockClient;
 use nix::sys::signal::Signal;
 
-use crate::lateness::{WORK, measure, slack};
+use crate::lateness::{measure, slack};
 use crate::support::{Running, Store, ended_before, full_pipe, lines_after, lines_of, run, state};
 use crate::wait::wait_until;
 
@@ -65,41 +65,31 @@ fn who_ignores_term_is_killed_before_the_lease_ends() {
 /// The same where leasehold stands still, so that its keeper kills: a lease this short leaves it less than 20 ms.
 #[test]
 fn the_keeper_kills_before_a_short_lease_ends() {
-    // What lies between the kill and the end of the lease.
-    const MARGIN: Duration = Duration::from_millis(16);
-    measure();
-    // None: the machine used up the lease, or was so late that it may have used up the margin.
     let is_in_time = || {
         let store = Store::new();
         let (client, proof) = (store.client(), store.path("proof"));
-        // What it wrote last tells how long it ran, however late this test looks.
-        let mut command = store.script(&["--lease", "200ms"], "trap '' TERM; while echo $$ >$PROOF; do :; done");
+        let mut command = store.script(&["--lease", "200ms"], "trap '' TERM; echo $$ >$PROOF; exec sleep 1000");
         let mut running = Running::start(command.env("PROOF", &proof));
         let mut pid = String::new();
+        // On a busy machine the lock may be lost before the command begins.
         wait_until("it begins", || {
             pid = std::fs::read_to_string(&proof).unwrap_or_default();
             pid.ends_with('\n') || running.child.try_wait().unwrap().is_some()
         });
         if pid.is_empty() {
-            return None;
+            return false;
         }
-        let began = Instant::now();
         running.signal(Signal::SIGSTOP);
         let own = running.child.id().to_string();
         wait_until("it stands still", || ["T", "Z"].contains(&state(&own).as_str()));
-        let end = client.get("k").unwrap().and_then(|key| key.holders().first()?.leased_until())?;
+        let end = client.get("k").unwrap().and_then(|key| key.holders().first()?.leased_until());
         let is_alive = || !["Z", ""].contains(&state(pid.trim()).as_str());
         let was_alive = is_alive();
         wait_until("it is killed", || !is_alive());
-        let wrote = std::fs::metadata(&proof).unwrap().modified().unwrap();
-        (was_alive && slack(began) - WORK < MARGIN).then_some(wrote < end)
+        was_alive && end.is_some_and(|end| SystemTime::now() < end)
     };
-    // The keeper alone may be late, too, but not each time.
-    let mut judged = (0..100).filter_map(|_| is_in_time()).take(20).peekable();
-    match judged.peek() {
-        Some(_) => assert!(judged.any(|in_time| in_time), "never in time"),
-        None => crate::servers::skip::skip_part("the machine is late all the time"),
-    }
+    // Only a hundredth of a second lies between the kill and the end of the lease; a busy machine uses it up.
+    assert!((0..20).any(|_| is_in_time()), "never in time");
 }
 
 /// Whether the command ends by itself or because of the loss, an unanswered release is given up when the lease ends.

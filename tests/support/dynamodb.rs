@@ -86,10 +86,11 @@ impl Intercept for AsksAgain {
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let body = context.response().and_then(|answer| answer.body().bytes()).unwrap_or_default();
-        let gave_up = String::from_utf8_lossy(body).contains("too long waiting for a lock");
-        // The SDK itself repeats any answer with this status, and the store lets it repeat none.
-        let often = RetryConfig::standard().with_max_attempts(20).with_initial_backoff(Duration::from_millis(50));
-        config.interceptor_state().store_put(if gave_up { often } else { RetryConfig::disabled() });
+        if String::from_utf8_lossy(body).contains("too long waiting for a lock") {
+            // For this operation only; what else the SDK repeats is the library's choice.
+            let often = RetryConfig::standard().with_max_attempts(20).with_initial_backoff(Duration::from_millis(50));
+            config.interceptor_state().store_put(often);
+        }
         Ok(())
     }
 }

@@ -131,15 +131,14 @@ fn a_panic_in_the_drop_of_what_an_election_was_given_ends_no_process() {
 #[test]
 fn guards_that_are_dropped_after_a_close_share_the_time_of_one_drop() {
     lateness::measure();
-    let (store, bound, count) = (Store::memory(), Duration::from_secs(1), 20);
+    let (store, bound) = (Store::memory(), Duration::from_secs(3));
     let client = store.builder().drop_timeout(bound).connect().unwrap();
-    let guards: Vec<_> = (0..count).map(|n| client.lock(&n.to_string()).unwrap()).collect();
+    let guards: Vec<_> = (0..10).map(|n| client.lock(&n.to_string()).unwrap()).collect();
     store.plan.always(Call::Release, Fault::HangBefore);
     client.close().unwrap_err();
     let began = Instant::now();
     drop(guards);
     let took = began.elapsed();
-    // Each drop waits for the processor like a call of its own.
-    let slack = count * lateness::slack(began);
-    assert!(took <= bound + slack, "{took:?}, with {slack:?} for this machine");
+    // Less than two of them would take; beside busy threads each drop waits for the processor for a while.
+    assert!(took <= 2 * bound + lateness::slack(began), "{took:?}");
 }

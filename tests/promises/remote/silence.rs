@@ -1,7 +1,10 @@
 //! A connection on which nothing arrives any more and which is never closed, as when a router forgets it.
 
+use std::time::Instant;
+
 use crate::remote::Remote;
 use crate::support::harness::{PATIENCE, millis, sent};
+use crate::support::lateness::{WORK, measure, slack};
 use crate::support::proxy::Flow;
 use crate::support::stores::unique;
 use crate::support::wait::wait_until;
@@ -92,6 +95,8 @@ fn many_silent_connections_cost_no_lock(remote: &Remote) {
 }
 
 fn outlasts_many_silent_connections(remote: &Remote) -> bool {
+    measure();
+    let began = Instant::now();
     let builder = || remote.behind().lease(millis(12_000)).heartbeat(millis(1000)).request_timeout(PATIENCE);
     let client = sent(|| builder().drop_timeout(PATIENCE).connect());
     let guard = client.lock(&unique()).expect("a lock");
@@ -111,7 +116,7 @@ fn outlasts_many_silent_connections(remote: &Remote) -> bool {
     remote.proxy.silence_open();
     renewed_or_lost();
     if !guard.is_held() {
-        println!("{:?}", guard.loss().get());
+        assert!(slack(began) > WORK + millis(1000), "{:?}", guard.loss().get());
         return false;
     }
     guard.release().expect("a release");

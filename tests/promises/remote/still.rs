@@ -14,8 +14,7 @@ const CASES: [(Duration, Duration); 2] = [(millis(10_000), millis(4_500)), (mill
 
 fn a_server_that_stands_still_is_connected_to(remote: &Remote) {
     for (limit, still) in CASES {
-        let connects = |longer: u32| {
-            let (limit, still) = (longer * limit, longer * still);
+        let connects = || {
             remote.proxy.flow(Flow::Hold, Flow::Pass);
             let (early, answer) = thread::scope(|scope| {
                 let connects = scope.spawn(|| remote.behind().request_timeout(limit).connect());
@@ -27,8 +26,8 @@ fn a_server_that_stands_still_is_connected_to(remote: &Remote) {
             assert!(!early || answer.is_err(), "it asked the server nothing");
             answer.map(drop).map_err(|error| println!("{limit:?}: {error}")).is_ok()
         };
-        // On a busy machine the remaining time may be too short: of a longer limit the same part remains.
-        assert!([1, 2, 4].into_iter().any(connects), "no connection after {still:?} of {limit:?}");
+        // On a busy machine the remaining time may be too short. Not with more time, which would hide a pause too long.
+        assert!((0..10).any(|_| connects()), "no connection after {still:?} of {limit:?}");
     }
 }
 

@@ -36,8 +36,9 @@ pub trait World {
     fn theirs(&self, key: &str, step: Step) -> bool;
 }
 
-/// How many seconds are left for the requests that must be refused, in one try after the other.
-const SPARE: [u32; 5] = [1, 2, 4, 8, 16];
+/// How many seconds are left for the requests that must be refused, in one try after the other. Less than DynamoDB's
+/// grace in mixed fleets, or the lease itself would refuse them.
+const SPARE: [u32; 6] = [1, 1, 1, 2, 3, 3];
 
 /// Whether the requests were refused, as they must be. `false`: a busy machine used up the time that was left at
 /// `since`.

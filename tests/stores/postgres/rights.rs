@@ -8,7 +8,7 @@ use leasehold::{ErrorKind, LockClient};
 use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
-use crate::support::postgres::{Rows, config, connected, opened, sql_at, told_of, unless_late};
+use crate::support::postgres::{Rows, config, connected, opened, sql_at, told_of, unless_late, unless_unmade};
 
 /// A user of the server, who is dropped with the test, and the user's table.
 struct User {
@@ -232,8 +232,8 @@ fn defaults_of_the_user_that_would_break_locks_are_not_used() {
             scope.spawn(move || {
                 for _ in 0..100 {
                     let mut a = exclusive(store, "k");
-                    let _ = unless_late(|| store.acquire(&mut a, &soon())).unwrap();
-                    unless_late(|| store.release(&mut a, Purpose::Release, &soon())).unwrap();
+                    let _ = unless_unmade(|| store.acquire(&mut a, &soon())).unwrap();
+                    unless_unmade(|| store.release(&mut a, Purpose::Release, &soon())).unwrap();
                 }
             });
         }
