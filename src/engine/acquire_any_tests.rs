@@ -54,7 +54,7 @@ fn what_was_handed_over_is_taken_before_the_other_keys_are_read() {
     let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
     let chain = Chain { times: 0, since: BootTime::PAST };
     let wall = std::time::SystemTime::now();
-    let handed = Granted { attempt, holder, now, wall, held_until: BootTime::NEVER, chain };
+    let handed = Granted { attempt, holder, now, wall, held_until: BootTime::NEVER, chain, noted: None };
     assert!(family.queues.reserve("b", |_| true).expect("it waits").give(handed).is_ok());
     any.waits.iter_mut().for_each(|wait| wait.line.look_at = Some(Instant::now()));
     let Ok(Some(taken)) = any.look_at_each(&by) else { panic!("it was handed over") };

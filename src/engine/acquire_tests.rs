@@ -45,7 +45,7 @@ impl Bench {
             panic!("it is free")
         };
         let chain = Chain { times: 0, since: BootTime::PAST };
-        Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain }
+        Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain, noted: None }
     }
 
     fn held(&self, granted: Granted) -> Arc<Hold> {

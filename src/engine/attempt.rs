@@ -1,17 +1,15 @@
 //! One attempt to obtain a lock: its requests, and what is made of their answers.
 
-use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use super::acquire::{Before, Round, Wait};
 use super::failures::{refused_at_last, tells_most};
-use super::hold::Hold;
 use super::queue::SILENT;
 use super::undo;
 use crate::engine::spec::{Chain, Granted, LockSpec};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
-use crate::model::lock::{Lock, LockStatus};
+use crate::model::lock::LockStatus;
 use crate::store::{Acquired, Attempt, Seen};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -59,7 +57,8 @@ impl Wait<'_> {
                     }
                     pause!("acquire.timed");
                     let chain = Chain { times: 0, since: sent };
-                    return self.granted(Granted { attempt, holder, now, wall, held_until, chain }, overall);
+                    let noted = Some(family.queues.note(&attempt.key, holder.token, clock.now()));
+                    return self.granted(Granted { attempt, holder, now, wall, held_until, chain, noted }, overall);
                 }
                 Ok(Acquired::Refused(seen)) => {
                     if unanswered.is_some() {
@@ -147,15 +146,14 @@ impl Wait<'_> {
         Ok(Round::Refused)
     }
 
-    /// Begins a try of this acquisition. It does not replace a guard that this client was granted since the call began.
+    /// Begins a try of this acquisition. It does not replace what this client was granted since the call began.
     pub(super) fn begins_try(&mut self, attempt: &mut Attempt) {
         let (key, called) = (&self.spec.lock.key, self.effort.called);
         // A guard learns late that another process took its lock: that process has a higher token.
         let known = self.known.last_seen.iter().flat_map(|seen| seen.live()).map(|(_, holder)| holder.token).max();
-        let has = |lock: &Lock| lock.key() == key && known.is_none_or(|known| known <= lock.fencing_token());
-        let is_newer = |hold: &Arc<Hold>| has(hold.granted()) && hold.stands_since(called);
+        let fits = |token| known.is_none_or(|known| known <= token);
         let replaces = self.spec.lock.replace_same_owner;
-        attempt.ask.replace_same_owner = replaces && !self.family.holds().iter().any(is_newer);
+        attempt.ask.replace_same_owner = replaces && !self.family.has_since(called, key, fits);
         attempt.sends += 1;
         self.effort.attempts += 1;
     }

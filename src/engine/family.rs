@@ -249,10 +249,16 @@ impl Family {
         self.guard_of(holder).is_some_and(|hold| hold.is_held())
     }
 
-    /// Whether this holder is a guard of this client that was granted after `since`, and that is held or being
-    /// released: until the store has answered the release, the grant remains.
-    pub fn stands_here_since(&self, since: BootTime, holder: &LockStatus) -> bool {
-        self.guard_of(holder).is_some_and(|hold| hold.stands_since(since))
+    /// Whether a grant of this key, with a token that fits, was made to this client after `since` and remains: it has no
+    /// guard yet, or its guard is held or being released and the store has not answered the release.
+    pub fn has_since(&self, since: BootTime, key: &str, fits: impl Fn(u64) -> bool) -> bool {
+        // These first: its guard is watched before a grant ends to be noted.
+        let noted = self.queues.noted();
+        noted.iter().any(|noted| noted.at > since && noted.key == key && fits(noted.token))
+            || self.holds().iter().any(|hold| {
+                let lock = hold.granted();
+                lock.key() == key && fits(lock.fencing_token()) && hold.stands_since(since)
+            })
     }
 
     fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {
@@ -314,6 +320,7 @@ impl Family {
             drop_timeout: self.options.drop_timeout,
             at_end,
         };
+        let _until_watched = granted.noted.clone();
         let hold = Hold::new(granted, setup, callbacks);
         pause!("hold.made");
         // Without the watcher nothing would renew the lock. And `close` may have listed the guards before this one was

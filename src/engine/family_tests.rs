@@ -26,7 +26,7 @@ fn a_grant_of_which_a_close_leaves_no_guard_is_freed_at_once() {
     let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
     let held_until = spec.terms.held_until(spec.terms.lease, sent, holder.until, now);
     let chain = Chain { times: 0, since: sent };
-    let granted = Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain };
+    let granted = Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain, noted: None };
     family.close(Duration::from_secs(60)).expect("nothing is held");
     let error = family.hold(granted, spec.terms, Callbacks::default(), &by).err().expect("it is closed");
     assert_eq!(error.kind(), ErrorKind::Closed);

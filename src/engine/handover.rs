@@ -67,7 +67,8 @@ impl Hold {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until((sent, lease), sent, holder.until, now);
                 let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
-                let granted = Granted { attempt, holder, now, wall, held_until, chain };
+                let noted = Some(setup.queues.note(&attempt.key, holder.token, setup.clock.now()));
+                let granted = Granted { attempt, holder, now, wall, held_until, chain, noted };
                 pause!("hand.gives");
                 match next.give(granted) {
                     Ok(()) => {
@@ -138,7 +139,7 @@ mod tests {
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
         let held_until = spec.terms.held_until(spec.terms.lease, sent, holder.until, now);
         let chain = Chain { times: 0, since: sent };
-        let granted = Granted { attempt, holder, now, wall: SystemTime::now(), held_until, chain };
+        let granted = Granted { attempt, holder, now, wall: SystemTime::now(), held_until, chain, noted: None };
         let hold = family.hold(granted, spec.terms, Callbacks::default(), &by).expect("a hold");
         assert!(matches!(hold.beat(), Beat::Renewed));
         let ticket = family.queues.enter(spec, &Arc::default(), &Deadline::after(Duration::MAX));

@@ -176,7 +176,7 @@ enum BeatAnswer {
 impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
-        let Granted { attempt, holder, now, wall, held_until, chain } = granted;
+        let Granted { attempt, holder, now, wall, held_until, chain, .. } = granted;
         let lock = Lock::granted(&attempt, &holder, (now, wall), setup.backend.info());
         let created = if setup.backend.info().grace.is_zero() { holder.created } else { holder.created.max(now) };
         let granted_at = setup.clock.now();

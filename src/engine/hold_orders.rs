@@ -100,7 +100,8 @@ impl World {
         };
         let held_until = spec().terms.held_until(spec().terms.lease, sent, holder.until, now);
         let chain = Chain { times: 0, since: sent };
-        let granted = Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain };
+        let granted =
+            Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain, noted: None };
         let queues = Arc::<Queues>::default();
         let undo = Arc::new(Undo::new(store.clone(), queues.clone(), clock.clone(), SLACK));
         let setup = Setup {

@@ -260,8 +260,8 @@ impl Wait<'_> {
         let seen = self.known.last_seen.as_ref()?;
         let mut wanted = self.spec.lock.wanted();
         // Otherwise waiting calls of one client would take the lock from each other, one after the other.
-        let is_here =
-            || LockStatus::live(seen).iter().any(|holder| self.family.stands_here_since(self.effort.called, holder));
+        let holds = |token| seen.live().any(|(_, holder)| holder.token == token);
+        let is_here = || self.family.has_since(self.effort.called, &self.spec.lock.key, holds);
         wanted.replaces = wanted.replaces.filter(|_| !is_here());
         transition::free_in(&seen.record, &wanted, seen.times.expired_before)
     }

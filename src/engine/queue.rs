@@ -2,17 +2,18 @@
 //! a guard that is released transfers its lock to the head.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
-use crate::engine::spec::{Granted, LockSpec};
+use crate::engine::spec::{Granted, LockSpec, Noted};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::LockStatus;
+use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
 
@@ -24,6 +25,8 @@ pub const HANGS: Duration = Duration::from_secs(3);
 /// The lines of one client family, by key.
 pub struct Queues {
     lines: Mutex<HashMap<String, VecDeque<Arc<Place>>>>,
+    /// Grants that have no guard yet.
+    noted: Mutex<Vec<Weak<Noted>>>,
     ended: Sender<()>,
     ends: Receiver<()>,
 }
@@ -31,7 +34,7 @@ pub struct Queues {
 impl Default for Queues {
     fn default() -> Self {
         let (ended, ends) = crossbeam_channel::bounded(1);
-        Queues { lines: Mutex::default(), ended, ends }
+        Queues { lines: Mutex::default(), noted: Mutex::default(), ended, ends }
     }
 }
 
@@ -197,6 +200,20 @@ impl Queues {
     /// Who holds the lock, as the head of the line saw last, for the waiters behind it, which do not ask.
     pub fn holders(&self, key: &str) -> Option<Vec<LockStatus>> {
         self.head(key)?.holders.lock().clone()
+    }
+
+    /// Notes a grant that has no guard yet, for as long as the returned value lives.
+    pub fn note(&self, key: &str, token: u64, at: BootTime) -> Arc<Noted> {
+        let noted = Arc::new(Noted { key: key.to_owned(), token, at });
+        let mut all = self.noted.lock();
+        all.retain(|noted| noted.strong_count() > 0);
+        all.push(Arc::downgrade(&noted));
+        noted
+    }
+
+    /// The grants that have no guard yet.
+    pub fn noted(&self) -> Vec<Arc<Noted>> {
+        self.noted.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The keys that somebody waits for.

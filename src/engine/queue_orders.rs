@@ -23,7 +23,7 @@ fn granted(number: u64) -> Granted {
     };
     let chain = Chain { times: 0, since: BootTime::PAST };
     let (now, wall) = (StoreTime::from_nanos(0), SystemTime::UNIX_EPOCH);
-    Granted { attempt, holder, now, wall, held_until: BootTime::NEVER, chain }
+    Granted { attempt, holder, now, wall, held_until: BootTime::NEVER, chain, noted: None }
 }
 
 fn never_over() -> Deadline {

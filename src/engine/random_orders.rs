@@ -190,7 +190,18 @@ impl World {
                     return At::GivesUp(attempt);
                 }
                 let chain = Chain { times: 0, since: sent };
-                self.granted(n, Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain })
+                self.granted(
+                    n,
+                    Granted {
+                        attempt,
+                        holder,
+                        now,
+                        wall: std::time::SystemTime::now(),
+                        held_until,
+                        chain,
+                        noted: None,
+                    },
+                )
             }
             Acquired::Refused(_) => {
                 let at = match ticket {

@@ -1,5 +1,6 @@
 //! What a caller wants, and what it gets.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::options::Terms;
@@ -29,6 +30,16 @@ pub struct Granted {
     pub held_until: BootTime,
     /// The hand-overs inside this process that led here.
     pub chain: Chain,
+    /// Until there is a guard, this shows the client's other calls that the lock is granted here. The lease of a name
+    /// has no such calls.
+    pub noted: Option<Arc<Noted>>,
+}
+
+/// The key and token of a grant that has no guard yet, and since when it is known.
+pub struct Noted {
+    pub key: String,
+    pub token: u64,
+    pub at: BootTime,
 }
 
 /// How often in a row, and since when, a lock was handed over without being free for others.

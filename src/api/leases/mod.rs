@@ -288,6 +288,7 @@ impl Leases {
             holder,
             now,
             wall,
+            noted: None,
         };
         family.keep(granted, terms, Callbacks::default()).map(|hold| LeaseKeeper::new(hold, family.clone(), name))
     }

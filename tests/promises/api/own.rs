@@ -115,6 +115,45 @@ fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
     });
 }
 
+/// The thread that was granted the lock may be slow to make its guard, and an observer may hang meanwhile.
+#[test]
+fn a_call_that_waited_replaces_no_grant_that_is_not_a_guard_yet() {
+    alone("api::own::a_call_that_waited_replaces_no_grant_that_is_not_a_guard_yet", || {
+        for is_handed_over in [false, true] {
+            let bench = Bench::new();
+            bench.faults.never_wakes();
+            let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
+            let holder = if is_handed_over { client.clone() } else { bench.rival() };
+            let held = holder.request("k").owner("else").lock().unwrap();
+            let wait = || {
+                let (told, tells) = channel();
+                let request = client.request("k").owner("job").same_owner(SameOwner::Replace).wait(LONG);
+                (request.on_wait(move |_| told.send(()).unwrap_or_default()), tells)
+            };
+            scope(|scope| {
+                let [first, second] = [wait(), wait()].map(|(request, tells)| {
+                    let waits = scope.spawn(move || request.lock());
+                    tells.recv_timeout(LONG).unwrap();
+                    waits
+                });
+                let mut stop = Stop::at("hold.made");
+                held.release().unwrap();
+                wait_until("it has the grant", || stop.is_reached());
+                let looks = bench.faults.count(Call::Read);
+                wait_until("the other one has looked", || {
+                    bench.faults.count(Call::Read) > looks + 2 || second.is_finished()
+                });
+                assert!(!second.is_finished(), "it takes the lock from a call of its own client");
+                stop.let_go();
+                let guard = first.join().unwrap().unwrap();
+                let token = guard.fencing_token();
+                guard.release().unwrap();
+                assert!(second.join().unwrap().unwrap().fencing_token() > token);
+            });
+        }
+    });
+}
+
 /// Otherwise the new grant would be told before the loss.
 #[test]
 fn a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_declared() {
