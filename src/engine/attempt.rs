@@ -7,6 +7,7 @@ use super::failures::{refused_at_last, tells_most};
 use super::queue::SILENT;
 use super::undo;
 use crate::engine::spec::{Chain, Granted, LockSpec};
+use crate::lease::GrantId;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::LockStatus;
@@ -28,6 +29,7 @@ impl Wait<'_> {
             return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
         }
         let mut attempt = self.spec.lock.attempt(info.grant_form.fresh(), lease);
+        let noted = family.queues.note(&attempt);
         // The error of an unanswered try. It is preferred to the last error, since that try may still be granted.
         let mut unanswered = None;
         let mut failures = 0;
@@ -57,7 +59,8 @@ impl Wait<'_> {
                     }
                     pause!("acquire.timed");
                     let chain = Chain { times: 0, since: sent };
-                    let noted = Some(family.queues.note(&attempt.key, holder.token, clock.now()));
+                    let _ = noted.granted.set((holder.token, clock.now()));
+                    let noted = Some(noted);
                     return self.granted(Granted { attempt, holder, now, wall, held_until, chain, noted }, overall);
                 }
                 Ok(Acquired::Refused(seen)) => {
@@ -151,7 +154,12 @@ impl Wait<'_> {
         let (key, called) = (&self.spec.lock.key, self.effort.called);
         // A guard learns late that another process took its lock: that process has a higher token.
         let known = self.known.last_seen.iter().flat_map(|seen| seen.live()).map(|(_, holder)| holder.token).max();
-        let fits = |token| known.is_none_or(|known| known <= token);
+        // Of two new calls at the same time each may replace the other; one that waits looks again instead.
+        let (own, waits) = (attempt.ask.grant.clone(), self.is_in_line());
+        let fits = |grant: &GrantId, token: Option<u64>| match token {
+            Some(token) => known.is_none_or(|known| known <= token),
+            None => waits && *grant != own,
+        };
         let replaces = self.spec.lock.replace_same_owner;
         attempt.ask.replace_same_owner = replaces && !self.family.has_since(called, key, fits);
         attempt.sends += 1;

@@ -15,7 +15,7 @@ use super::watcher::Watcher;
 use crate::engine::options::{ClientOptions, Terms, default_labels};
 use crate::engine::spec::{Callbacks, Granted};
 use crate::engine::wakeups::Wakeups;
-use crate::lease::Labels;
+use crate::lease::{GrantId, Labels};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::{check_key, shown};
@@ -249,16 +249,23 @@ impl Family {
         self.guard_of(holder).is_some_and(|hold| hold.is_held())
     }
 
-    /// Whether a grant of this key, with a token that fits, was made to this client after `since` and remains: it has no
-    /// guard yet, or its guard is held or being released and the store has not answered the release.
-    pub fn has_since(&self, since: BootTime, key: &str, fits: impl Fn(u64) -> bool) -> bool {
-        // These first: its guard is watched before a grant ends to be noted.
-        let noted = self.queues.noted();
-        noted.iter().any(|noted| noted.at > since && noted.key == key && fits(noted.token))
-            || self.holds().iter().any(|hold| {
-                let lock = hold.granted();
-                lock.key() == key && fits(lock.fencing_token()) && hold.stands_since(since)
+    /// Whether this client was granted this key after `since`, or may be at this moment, and the grant remains: it has
+    /// no guard yet, or its guard is held or being released and the store has not answered the release. `fits` gets the
+    /// grant, and its token where that is known.
+    pub fn has_since(&self, since: BootTime, key: &str, fits: impl Fn(&GrantId, Option<u64>) -> bool) -> bool {
+        let is_noted = || {
+            self.queues.noted().iter().any(|noted| {
+                let granted = noted.granted.get();
+                let is_newer = granted.is_none_or(|(_, at)| *at > since);
+                noted.key == key && is_newer && fits(&noted.grant, granted.map(|(token, _)| *token))
             })
+        };
+        let is_held = |hold: &Arc<Hold>| {
+            let lock = hold.granted();
+            lock.key() == key && fits(&lock.grant, Some(lock.fencing_token())) && hold.stands_since(since)
+        };
+        // Meanwhile what was noted may become a guard, and a guard may be handed over.
+        is_noted() || self.holds().iter().any(is_held) || is_noted()
     }
 
     fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {

@@ -58,6 +58,7 @@ impl Hold {
         let (sent, wall) = (setup.clock.now(), SystemTime::now());
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
+        let noted = setup.queues.note(&attempt);
         let _handing = self.requests.handing.lock();
         pause!("hand.sent");
         let hand_over = || setup.backend.acquire(&mut attempt, &deadline);
@@ -67,8 +68,8 @@ impl Hold {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until((sent, lease), sent, holder.until, now);
                 let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
-                let noted = Some(setup.queues.note(&attempt.key, holder.token, setup.clock.now()));
-                let granted = Granted { attempt, holder, now, wall, held_until, chain, noted };
+                let _ = noted.granted.set((holder.token, setup.clock.now()));
+                let granted = Granted { attempt, holder, now, wall, held_until, chain, noted: Some(noted) };
                 pause!("hand.gives");
                 match next.give(granted) {
                     Ok(()) => {

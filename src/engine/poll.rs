@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::queue::{HANGS, Leaves, SILENT, Ticket};
 use crate::engine::acquire::Wait;
 use crate::engine::spec::Granted;
-use crate::lease::{backoff, transition};
+use crate::lease::{GrantId, backoff, transition};
 use crate::model::error::Error;
 use crate::model::lock::LockStatus;
 use crate::store::{Consistency, Seen, Which};
@@ -260,8 +260,10 @@ impl Wait<'_> {
         let seen = self.known.last_seen.as_ref()?;
         let mut wanted = self.spec.lock.wanted();
         // Otherwise waiting calls of one client would take the lock from each other, one after the other.
-        let holds = |token| seen.live().any(|(_, holder)| holder.token == token);
-        let is_here = || self.family.has_since(self.effort.called, &self.spec.lock.key, holds);
+        let is_seen = |grant: &GrantId, token: Option<u64>| {
+            seen.live().any(|(_, holder)| holder.grant == *grant || Some(holder.token) == token)
+        };
+        let is_here = || self.family.has_since(self.effort.called, &self.spec.lock.key, is_seen);
         wanted.replaces = wanted.replaces.filter(|_| !is_here());
         transition::free_in(&seen.record, &wanted, seen.times.expired_before)
     }

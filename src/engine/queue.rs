@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -13,7 +13,7 @@ use crate::engine::spec::{Granted, LockSpec, Noted};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::LockStatus;
-use crate::sys::clock::BootTime;
+use crate::store::Attempt;
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
 
@@ -25,7 +25,7 @@ pub const HANGS: Duration = Duration::from_secs(3);
 /// The lines of one client family, by key.
 pub struct Queues {
     lines: Mutex<HashMap<String, VecDeque<Arc<Place>>>>,
-    /// Grants that have no guard yet.
+    /// Acquisitions that have no guard yet.
     noted: Mutex<Vec<Weak<Noted>>>,
     ended: Sender<()>,
     ends: Receiver<()>,
@@ -202,16 +202,17 @@ impl Queues {
         self.head(key)?.holders.lock().clone()
     }
 
-    /// Notes a grant that has no guard yet, for as long as the returned value lives.
-    pub fn note(&self, key: &str, token: u64, at: BootTime) -> Arc<Noted> {
-        let noted = Arc::new(Noted { key: key.to_owned(), token, at });
+    /// Notes an acquisition that is about to be sent, for as long as the returned value lives.
+    pub fn note(&self, attempt: &Attempt) -> Arc<Noted> {
+        let (key, grant) = (attempt.key.clone(), attempt.ask.grant.clone());
+        let noted = Arc::new(Noted { key, grant, granted: OnceLock::new() });
         let mut all = self.noted.lock();
         all.retain(|noted| noted.strong_count() > 0);
         all.push(Arc::downgrade(&noted));
         noted
     }
 
-    /// The grants that have no guard yet.
+    /// The acquisitions that have no guard yet.
     pub fn noted(&self) -> Vec<Arc<Noted>> {
         self.noted.lock().iter().filter_map(Weak::upgrade).collect()
     }

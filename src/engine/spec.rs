@@ -1,6 +1,6 @@
 //! What a caller wants, and what it gets.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::options::Terms;
@@ -35,11 +35,13 @@ pub struct Granted {
     pub noted: Option<Arc<Noted>>,
 }
 
-/// The key and token of a grant that has no guard yet, and since when it is known.
+/// An acquisition of this client that was sent and has no guard yet. Others of its calls may see its grant in the store
+/// before it is answered.
 pub struct Noted {
     pub key: String,
-    pub token: u64,
-    pub at: BootTime,
+    pub grant: GrantId,
+    /// Its token, and since when that is known.
+    pub granted: OnceLock<(u64, BootTime)>,
 }
 
 /// How often in a row, and since when, a lock was handed over without being free for others.

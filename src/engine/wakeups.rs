@@ -265,7 +265,7 @@ impl Wakeups {
                 let why = "it stopped reporting".to_owned();
                 return if started.elapsed() > LAST_RETRY { End::BrokenAnew(why) } else { End::Broken(why) };
             }
-            if jumps.receiver().try_iter().count() > 0 || skew.jumped(&self.clock) {
+            if skew.jumped(&self.clock) | (jumps.receiver().try_iter().count() > 0) {
                 // A lease may have ended before a sleeping waiter wakes.
                 watched.iter().for_each(|key| self.queues.nudge(key));
             }

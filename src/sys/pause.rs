@@ -69,12 +69,14 @@ pub mod stop {
         if !IS_WATCHED.load(Ordering::SeqCst) {
             return;
         }
-        let is_next = GOES_ON.take().is_some();
+        // Dropped last: a test that sees it ends this watch, and may begin the next one at once.
+        let went_on = GOES_ON.take();
         let (let_go, goes_on) = {
             let mut watched = WATCHED.lock();
             let Some(watched) = &mut *watched else { return };
             *watched.reached.entry(name).or_default() += 1;
-            if is_next {
+            // Not the thread that an earlier watch has stopped.
+            if went_on.as_ref().is_some_and(|GoesOn(of)| Arc::ptr_eq(of, &watched.goes_on)) {
                 (watched.let_go_again.take(), None)
             } else {
                 let let_go = watched.let_go.take_if(|_| watched.stop_at == name);
@@ -82,6 +84,7 @@ pub mod stop {
                 (let_go, Some(watched.goes_on.clone()))
             }
         };
+        drop(went_on);
         let Some(let_go) = let_go else { return };
         // Until the only sender is dropped.
         let _ = let_go.recv();

@@ -43,9 +43,10 @@ fn waits_behind(happens: impl FnOnce(&MemoryStore, LockGuard)) {
     scope(|scope| {
         let (waits, mut stop, tells) = waits_for(scope, request(), held);
         let new = request().max_hold(MINUTE).try_lock().unwrap().expect("a new call");
-        let token = new.fencing_token();
-        // Time passes as in a suspend, after which both grants are live.
+        let (token, granted) = (new.fencing_token(), new.info().renewed());
+        // Time passes as in a suspend, after which both grants are live, and a heartbeat is sent.
         store.advance(Duration::from_secs(5));
+        wait_until("it is renewed", || new.info().renewed() != granted);
         while tells.try_recv().is_ok() {}
         stop.let_go();
         // The waiting call is refused now, and waits on.
@@ -154,6 +155,41 @@ fn a_call_that_waited_replaces_no_grant_that_is_not_a_guard_yet() {
     });
 }
 
+/// A new call stands in no line. The waiting one may look, and ask, before that call knows of its grant.
+#[test]
+fn a_call_that_waited_replaces_no_grant_whose_answer_is_on_its_way() {
+    alone("api::own::a_call_that_waited_replaces_no_grant_whose_answer_is_on_its_way", || {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
+        let held = bench.rival().lock("k").unwrap();
+        let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
+        let ((told, tells), (lets_go, waits_until)) = (channel(), crossbeam_channel::bounded::<()>(0));
+        scope(|scope| {
+            let reports = move |_: &leasehold::Waiting| {
+                told.send(()).unwrap_or_default();
+                let _ = waits_until.recv();
+            };
+            let asks = request().wait(LONG).on_wait(reports);
+            let waits = scope.spawn(move || asks.lock());
+            tells.recv_timeout(LONG).unwrap();
+            held.release().unwrap();
+            let mut stop = Stop::at("acquire.answered");
+            let new = scope.spawn(|| request().try_lock());
+            wait_until("the store has granted it", || stop.is_reached());
+            let looks = bench.faults.count(Call::Read);
+            drop(lets_go);
+            wait_until("it has looked", || bench.faults.count(Call::Read) > looks + 2 || waits.is_finished());
+            assert!(!waits.is_finished(), "it takes the lock from a call of its own client");
+            stop.let_go();
+            let new = new.join().unwrap().unwrap().expect("a new call");
+            let token = new.fencing_token();
+            new.release().unwrap();
+            assert!(waits.join().unwrap().unwrap().fencing_token() > token);
+        });
+    });
+}
+
 /// Otherwise the new grant would be told before the loss.
 #[test]
 fn a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_declared() {
@@ -169,8 +205,6 @@ fn a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_de
             let new = request().max_hold(MINUTE).try_lock().unwrap().expect("a new call");
             let token = new.fencing_token();
             stop.let_go();
-            // Otherwise the next stop would stop it once more.
-            wait_until("it goes on", || stop.has_gone_on());
             drop(stop);
             let mut stop = Stop::at("watch.looks");
             bench.clock.advance(MINUTE);
