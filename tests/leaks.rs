@@ -75,7 +75,8 @@ fn waits_that_are_over_leave_no_memory_behind() {
     let _alone = alone();
     let store = MemoryStore::new();
     let client = store.client();
-    let _held = client.lock("k").unwrap();
+    // Its heartbeat's thread would start in between.
+    let _held = client.request("k").lease(Duration::from_secs(3600)).lock().unwrap();
     let wait = || assert!(client.try_lock_for("k", Duration::from_micros(100)).unwrap().is_none());
     let each = bytes_left(500, wait);
     assert!(each < 50, "{each} bytes stay of each wait");

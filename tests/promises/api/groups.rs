@@ -359,13 +359,11 @@ fn what_a_renewal_made_longer_is_given_up_after_the_guard_expired() {
     // A heartbeat reports the longer end to the guard, which still counts by the lease that it asked for.
     bench.advance(MINUTE / 2);
     wait_until("it hears of it", || guard.info().leased_until().is_some_and(|until| until > end));
-    for call in [Call::Renew, Call::Release] {
-        bench.faults.always(call, Fault::FailBefore);
-    }
+    bench.faults.go_offline();
     bench.advance(MINUTE);
     assert!(matches!(loss_of(&guard).reason, LossReason::Expired { .. }));
     drop(guard);
     assert!(!bench.rival().get("k").unwrap().unwrap().is_free());
-    bench.faults.heal();
+    bench.faults.go_online();
     wait_until("it is given up", || bench.rival().get("k").unwrap().unwrap().is_free());
 }
