@@ -47,7 +47,7 @@ pub enum SameOwner {
     /// That holder is replaced at once. It learns of that at its next heartbeat; until then only the fencing token
     /// protects the resource. Needs an explicit owner, since threads and containers can share the default one. A call
     /// that is already waiting does not replace a guard that its own client has obtained meanwhile (but a try of
-    /// the call that is under way by then does); a new call does.
+    /// the call that is under way by then does); a new call does. A lock as data, without a guard, is replaced.
     Replace,
 }
 

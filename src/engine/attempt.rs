@@ -29,7 +29,6 @@ impl Wait<'_> {
             return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
         }
         let mut attempt = self.spec.lock.attempt(info.grant_form.fresh(), lease);
-        let noted = family.queues.note(&attempt);
         // The error of an unanswered try. It is preferred to the last error, since that try may still be granted.
         let mut unanswered = None;
         let mut failures = 0;
@@ -38,6 +37,7 @@ impl Wait<'_> {
             // The lease is counted from before the request.
             let (sent, asked, wall) = (clock.now(), Instant::now(), SystemTime::now());
             let first_sent = *first_sent.get_or_insert(sent);
+            let noted = family.queues.note(&attempt);
             self.begins_try(&mut attempt);
             let by = overall.of_try().within(family.options.request_timeout);
             let answer = self.asking(asked, || {
@@ -48,6 +48,8 @@ impl Wait<'_> {
             });
             // The observer to which the request was reported may have forked.
             family.check_process()?;
+            // Before more code of the user's: what is not granted is in nobody's way.
+            let noted = matches!(answer, Ok(Acquired::Granted { .. })).then_some(noted);
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     // An earlier try without an answer may have been granted, and this may be a new grant after that
@@ -55,12 +57,12 @@ impl Wait<'_> {
                     let from = if repeated || unanswered.is_some() { first_sent } else { sent };
                     let held_until = terms.first_held_until((from, lease), sent, holder.until, now);
                     if clock.now() >= held_until {
+                        drop(noted);
                         return self.void(attempt, overall);
                     }
                     pause!("acquire.timed");
                     let chain = Chain { times: 0, since: sent };
-                    let _ = noted.granted.set((holder.token, clock.now()));
-                    let noted = Some(noted);
+                    noted.iter().for_each(|noted| noted.is_granted(holder.token, clock.now()));
                     return self.granted(Granted { attempt, holder, now, wall, held_until, chain, noted }, overall);
                 }
                 Ok(Acquired::Refused(seen)) => {
@@ -149,13 +151,13 @@ impl Wait<'_> {
         Ok(Round::Refused)
     }
 
-    /// Begins a try of this acquisition. It does not replace what this client was granted since the call began.
+    /// Begins a try of this acquisition. It replaces no guard that this client was granted since the call began.
     pub(super) fn begins_try(&mut self, attempt: &mut Attempt) {
         let (key, called) = (&self.spec.lock.key, self.effort.called);
         // A guard learns late that another process took its lock: that process has a higher token.
         let known = self.known.last_seen.iter().flat_map(|seen| seen.live()).map(|(_, holder)| holder.token).max();
-        // Of two new calls at the same time each may replace the other; one that waits looks again instead.
-        let (own, waits) = (attempt.ask.grant.clone(), self.is_in_line());
+        // A call that asks once may replace one that is under way; a call that waits looks again instead.
+        let (own, waits) = (attempt.ask.grant.clone(), !self.asks_once());
         let fits = |grant: &GrantId, token: Option<u64>| match token {
             Some(token) => known.is_none_or(|known| known <= token),
             None => waits && *grant != own,

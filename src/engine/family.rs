@@ -253,6 +253,9 @@ impl Family {
     /// no guard yet, or its guard is held or being released and the store has not answered the release. `fits` gets the
     /// grant, and its token where that is known.
     pub fn has_since(&self, since: BootTime, key: &str, fits: impl Fn(&GrantId, Option<u64>) -> bool) -> bool {
+        if !self.is_own_process() {
+            return false;
+        }
         let is_noted = || {
             self.queues.noted().iter().any(|noted| {
                 let granted = noted.granted.get();
@@ -260,12 +263,14 @@ impl Family {
                 noted.key == key && is_newer && fits(&noted.grant, granted.map(|(token, _)| *token))
             })
         };
-        let is_held = |hold: &Arc<Hold>| {
-            let lock = hold.granted();
-            lock.key() == key && fits(&lock.grant, Some(lock.fencing_token())) && hold.stands_since(since)
+        let is_held = || {
+            self.holds().iter().any(|hold| {
+                let lock = hold.granted();
+                lock.key() == key && fits(&lock.grant, Some(lock.fencing_token())) && hold.stands_since(since)
+            })
         };
-        // Meanwhile what was noted may become a guard, and a guard may be handed over.
-        is_noted() || self.holds().iter().any(is_held) || is_noted()
+        // What is noted becomes a guard, and a guard is handed over to what is noted: each may happen in between.
+        is_noted() || is_held() || is_noted() || is_held()
     }
 
     fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {

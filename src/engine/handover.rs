@@ -68,7 +68,7 @@ impl Hold {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until((sent, lease), sent, holder.until, now);
                 let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
-                let _ = noted.granted.set((holder.token, setup.clock.now()));
+                noted.is_granted(holder.token, setup.clock.now());
                 let granted = Granted { attempt, holder, now, wall, held_until, chain, noted: Some(noted) };
                 pause!("hand.gives");
                 match next.give(granted) {

@@ -44,6 +44,13 @@ pub struct Noted {
     pub granted: OnceLock<(u64, BootTime)>,
 }
 
+impl Noted {
+    /// Notes the answer.
+    pub fn is_granted(&self, token: u64, at: BootTime) {
+        self.granted.get_or_init(|| (token, at));
+    }
+}
+
 /// How often in a row, and since when, a lock was handed over without being free for others.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {

@@ -4,6 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::{Scope, ScopedJoinHandle, scope};
 use std::time::Duration;
 
+use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::internals::sys::pause::Stop;
 use leasehold::testing::MemoryStore;
@@ -137,9 +138,12 @@ fn a_call_that_waited_replaces_no_grant_that_is_not_a_guard_yet() {
                     tells.recv_timeout(LONG).unwrap();
                     waits
                 });
+                // To a call whose callback runs nothing is handed over.
+                wait_until("their callbacks have returned", || in_users_code(&client, "k") == 0);
                 let mut stop = Stop::at("hold.made");
                 held.release().unwrap();
                 wait_until("it has the grant", || stop.is_reached());
+                assert_eq!(bench.faults.count(Call::Release), 0, "it was not handed over");
                 let looks = bench.faults.count(Call::Read);
                 wait_until("the other one has looked", || {
                     bench.faults.count(Call::Read) > looks + 2 || second.is_finished()
@@ -155,37 +159,69 @@ fn a_call_that_waited_replaces_no_grant_that_is_not_a_guard_yet() {
     });
 }
 
-/// A new call stands in no line. The waiting one may look, and ask, before that call knows of its grant.
+/// A new call stands in no line. The waiting one, which was refused or had no answer yet, may look, and ask, before that
+/// call knows of its grant.
 #[test]
 fn a_call_that_waited_replaces_no_grant_whose_answer_is_on_its_way() {
     alone("api::own::a_call_that_waited_replaces_no_grant_whose_answer_is_on_its_way", || {
+        for was_refused in [true, false] {
+            let bench = Bench::new();
+            bench.faults.never_wakes();
+            let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
+            let held = was_refused.then(|| bench.rival().lock("k").unwrap());
+            if !was_refused {
+                bench.faults.always(Call::Acquire, Fault::FailBefore);
+            }
+            let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
+            let ((told, tells), (lets_go, waits_until)) = (channel(), crossbeam_channel::bounded::<()>(0));
+            scope(|scope| {
+                let reports = move |_: &leasehold::Waiting| {
+                    told.send(()).unwrap_or_default();
+                    let _ = waits_until.recv();
+                };
+                let asks = request().wait(LONG).on_wait(reports);
+                let waits = scope.spawn(move || asks.lock());
+                tells.recv_timeout(LONG).unwrap();
+                held.into_iter().for_each(|held| held.release().unwrap());
+                bench.faults.heal();
+                let mut stop = Stop::at("acquire.answered");
+                let new = scope.spawn(|| request().try_lock());
+                wait_until("the store has granted it", || stop.is_reached());
+                let looks = bench.faults.count(Call::Read);
+                drop(lets_go);
+                wait_until("it has looked", || bench.faults.count(Call::Read) > looks + 2 || waits.is_finished());
+                assert!(!waits.is_finished(), "it takes the lock from a call of its own client");
+                stop.let_go();
+                let new = new.join().unwrap().unwrap().expect("a new call");
+                let token = new.fencing_token();
+                new.release().unwrap();
+                assert!(waits.join().unwrap().unwrap().fencing_token() > token);
+            });
+        }
+    });
+}
+
+/// A call that was refused may go on for long, as in an observer that hangs: nothing of it stands in the way.
+#[test]
+fn a_call_that_waited_replaces_its_owner_whatever_becomes_of_a_call_that_was_refused() {
+    alone("api::own::a_call_that_waited_replaces_its_owner_whatever_becomes_of_a_call_that_was_refused", || {
         let bench = Bench::new();
         bench.faults.never_wakes();
         let client = bench.builder().poll(SHORT..=SHORT).connect().unwrap();
         let held = bench.rival().lock("k").unwrap();
-        let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
-        let ((told, tells), (lets_go, waits_until)) = (channel(), crossbeam_channel::bounded::<()>(0));
+        let request = |owner: &str| client.request("k").owner(owner).same_owner(SameOwner::Replace);
         scope(|scope| {
-            let reports = move |_: &leasehold::Waiting| {
-                told.send(()).unwrap_or_default();
-                let _ = waits_until.recv();
-            };
-            let asks = request().wait(LONG).on_wait(reports);
+            let (told, tells) = channel();
+            let asks = request("job").wait(LONG).on_wait(move |_| told.send(()).unwrap_or_default());
             let waits = scope.spawn(move || asks.lock());
             tells.recv_timeout(LONG).unwrap();
-            held.release().unwrap();
-            let mut stop = Stop::at("acquire.answered");
-            let new = scope.spawn(|| request().try_lock());
-            wait_until("the store has granted it", || stop.is_reached());
-            let looks = bench.faults.count(Call::Read);
-            drop(lets_go);
-            wait_until("it has looked", || bench.faults.count(Call::Read) > looks + 2 || waits.is_finished());
-            assert!(!waits.is_finished(), "it takes the lock from a call of its own client");
+            let mut stop = Stop::at("acquire.refused");
+            let refused = scope.spawn(|| request("third").try_lock());
+            wait_until("it is refused", || stop.is_reached());
+            let _job = bench.rival().request("k").owner("job").adopt(held.into_lock()).unwrap();
+            assert!(waits.join().unwrap().unwrap().is_held());
             stop.let_go();
-            let new = new.join().unwrap().unwrap().expect("a new call");
-            let token = new.fencing_token();
-            new.release().unwrap();
-            assert!(waits.join().unwrap().unwrap().fencing_token() > token);
+            assert!(refused.join().unwrap().unwrap().is_none());
         });
     });
 }
