@@ -177,10 +177,14 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     };
     let prepared = environment.prepared(foreground, work.command).map_err(cannot)?;
     let kill_at = Killing::of(&held).by_keeper(work.ask, work.ask.on_loss.may_kill());
-    if let Some(signal) = session.interrupts.ended_wait() {
+    let mut ended_by = None;
+    let job = Job::start(prepared, terminal, kill_at, || {
+        ended_by = session.interrupts.ended_wait();
+        ended_by.is_none() && held.is_held()
+    });
+    if let Some(signal) = ended_by {
         return Err(by_signal(signal));
     }
-    let job = Job::start(prepared, terminal, kill_at, || held.is_held());
     // This process may have stood still since the lock was granted.
     if let (Err(_), Err(lost)) = (&job, held.ensure_held()) {
         tell(&lost.to_string());

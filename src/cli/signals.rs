@@ -59,9 +59,10 @@ impl Hangup {
 
 impl Interrupts {
     /// A signal that has come and would have ended the wait. The other signals are dropped: they mean nothing to a
-    /// process that waits, nor to a command that has not begun yet, which would die by them in its first moment.
+    /// process that waits, nor to a command that has not begun yet, which would die by them in its first moment. Whoever
+    /// starts the command looks at its own children first.
     pub fn ended_wait(&self) -> Option<Signal> {
-        self.signals.try_iter().find(|signal| self.end_wait(*signal))
+        self.signals.try_iter().find(|signal| *signal != Signal::SIGCHLD && self.end_wait(*signal))
     }
 
     /// Whether this signal ends a wait.

@@ -153,7 +153,7 @@ fn is_one_of_the_wait(signal: Signal, code: i32) -> bool {
     let mut child = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
     wait_until("it is granted", || client.get("boss").unwrap().is_some_and(|boss| !boss.is_free()));
     tell_signal(&child, signal);
-    // It starts processes only after its last look at the signals of the wait.
+    // What it starts waits until it has looked at the signals of the wait.
     let is_before = children(&child).is_empty();
     drop(child.stdin.take());
     let output = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
@@ -161,6 +161,21 @@ fn is_one_of_the_wait(signal: Signal, code: i32) -> bool {
     assert!(!is_before || ended == (Some(code), code == 143), "{signal}: {ended:?}");
     drop((command, reader));
     is_before
+}
+
+/// The processes that it starts for the command wait until it has looked at the signals.
+#[test]
+fn a_signal_before_the_command_may_begin_is_none_of_the_command() {
+    // Sent as soon as there is the first of them: on a busy machine the command may begin before it comes.
+    let ended = |_| {
+        let store = Store::new();
+        let running = Running::start(&mut node(&store, "ann", "read never; exit 7"));
+        let listed = format!("/proc/{0}/task/{0}/children", running.child.id());
+        while std::fs::read_to_string(&listed).expect("its children").is_empty() {}
+        tell_signal(&running.child, Signal::SIGUSR1);
+        running.end().code
+    };
+    assert!((0..30).map(ended).any(|code| code == Some(7)), "it always came to the command");
 }
 
 /// Without its terminal nobody could end it any more.
