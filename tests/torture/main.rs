@@ -23,6 +23,7 @@ mod left;
 #[allow(dead_code)] // A build without stores runs nothing.
 mod long;
 mod network;
+mod overtaken;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/own.rs"]
 mod own;

@@ -223,11 +223,6 @@ fn limits(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
-/// The next hold, if it is the lease of a name: its claim shows that the name was free by then.
-fn claimed_next<'a>(holds: &'a [&Hold], at: usize) -> Option<&'a Hold> {
-    holds.get(at + 1).copied().filter(|next| next.form == Form::Name)
-}
-
 /// When others could not get one key, because it was held or may have been.
 struct InTheWay {
     any: Windows,
@@ -235,13 +230,21 @@ struct InTheWay {
 }
 
 fn in_the_way(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask]) -> InTheWay {
-    let stood = |(at, hold): (usize, &&Hold)| {
-        let next = claimed_next(holds, at).filter(|_| hold.form == Form::Name).map_or(u64::MAX, |next| next.ret);
-        let spans = run.in_the_way(hold, run.stands_until(hold).min(next)).into_iter();
-        let mode = hold.mode;
-        spans.map(move |(from, to)| (mode, from, to))
-    };
-    let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().flat_map(stood).collect();
+    let mut by_token: Vec<&Hold> = holds.to_vec();
+    by_token.sort_by_key(|hold| Reverse(hold.token));
+    // A claim that is answered shows that all earlier leases of the name were over by then. Of claims that are under way
+    // at once, one that was asked for earlier may be granted later: only their tokens tell.
+    let mut claimed = u64::MAX;
+    let mut spans: Vec<(Mode, u64, u64)> = Vec::new();
+    for same in by_token.chunk_by(|one, other| one.token == other.token) {
+        for hold in same {
+            let until = if hold.form == Form::Name { claimed } else { u64::MAX };
+            let stood = run.in_the_way(hold, run.stands_until(hold).min(until));
+            spans.extend(stood.into_iter().map(|(from, to)| (hold.mode, from, to)));
+        }
+        let claims = same.iter().filter(|hold| hold.form == Form::Name);
+        claimed = claims.map(|hold| hold.ret).fold(claimed, u64::min);
+    }
     // If a lease of a name may have been claimed, too, only the next claim shows when it was over.
     let claimed_after = |to: u64| holds.iter().find(|hold| hold.call >= to).map_or(u64::MAX, |hold| hold.ret);
     let others = asks.iter().flat_map(|ask| {
