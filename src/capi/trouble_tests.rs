@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -132,6 +132,11 @@ fn a_close_whose_release_fails_says_so() {
     assert_eq!(try_lock(client, &mut guard), Code::Ok);
     faults.always(Call::Release, Fault::FailBefore);
     assert_eq!(leasehold_client_close(client), Code::Store);
+    // A close waits only for so long until all that is held knows it.
+    let by = Instant::now() + LONG;
+    while is_held(guard) && Instant::now() < by {
+        std::thread::yield_now();
+    }
     assert!(!is_held(guard));
     assert_eq!(leasehold_guard_ensure_held(guard), Code::Closed);
     assert!(failure::message().ends_with(failure::ENDING), "{}", failure::message());

@@ -96,11 +96,16 @@ mod tests {
         failures.wait(last, &Deadline::at(Instant::now())).expect_err("no time is left").to_string()
     }
 
+    /// If the machine pauses for more than `SILENT`, the last one is told.
+    fn hides_none(tries: [(ErrorKind, &str); 2], known: &str) -> bool {
+        (0..5).any(|_| told(tries, Duration::ZERO) == known)
+    }
+
     /// For example with a full disk, when the last try has hardly begun.
     #[test]
     fn what_the_end_cut_off_right_after_it_began_hides_no_error() {
         let tries = [(ErrorKind::Store, "the disk is full"), (ErrorKind::Store, "no answer in 1 ms")];
-        assert_eq!(told(tries, Duration::ZERO), "the disk is full");
+        assert!(hides_none(tries, "the disk is full"));
         assert_eq!(told(tries, SILENT), "no answer in 1 ms");
     }
 
@@ -109,7 +114,7 @@ mod tests {
         let tries = [(ErrorKind::Ambiguous, "it may be done"), (ErrorKind::Store, "nothing was written")];
         assert_eq!(told(tries, SILENT), "it may be done");
         let [first, last] = tries;
-        assert_eq!(told([last, first], Duration::ZERO), "it may be done");
+        assert!(hides_none([last, first], "it may be done"));
     }
 
     #[test]

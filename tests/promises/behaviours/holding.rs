@@ -12,7 +12,6 @@ use crate::behaviours::{Bench, LONG, Store, connected, loss_of};
 use crate::support::bench::builder_over;
 use crate::support::between::{Between, When};
 use crate::support::harness::within;
-use crate::support::lateness::at_rest;
 use crate::support::wait::wait_until;
 
 const BEAT: Duration = Duration::from_millis(20);
@@ -216,14 +215,14 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
     let guard = client.request("k").max_hold(Duration::from_millis(200)).lock().unwrap();
     let loss = loss_of(&guard);
     assert!(matches!(loss.reason, LossReason::MaxHold));
-    assert!(loss.held_for >= Duration::from_millis(200), "{:?}", loss.held_for);
     // A renewal that was under way may still arrive and be counted.
-    let renewals = at_rest("the renewals", || bench.faults.count(Call::Renew));
+    let most = bench.faults.count(Call::Renew) + 1;
+    assert!(loss.held_for >= Duration::from_millis(200), "{:?}", loss.held_for);
     wait_until("a rival gets it", || {
         bench.outlast(LONG);
         bench.rival().try_lock("k").unwrap().is_some()
     });
-    assert_eq!(bench.faults.count(Call::Renew), renewals, "it is still renewed");
+    assert!(bench.faults.count(Call::Renew) <= most, "it is still renewed");
 }
 
 pub fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails(store: &Store) {
