@@ -1,7 +1,5 @@
 //! Calls on an election from inside it: from the closure of `lead`, and from callbacks, observers and loggers.
 
-#[cfg(target_os = "linux")]
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -350,10 +348,13 @@ fn a_child_that_is_forked_in_a_callback_ends_as_that_returns() {
 
 /// A logger that ends the election between the grant and the return of `campaign`.
 #[cfg(target_os = "linux")]
-struct EndsIt(OnceLock<(leasehold::Election, Box<dyn Fn() + Send + Sync>)>);
+struct EndsIt(leasehold::Mutex<Option<Ending>>);
 
 #[cfg(target_os = "linux")]
-static LOG: EndsIt = EndsIt(OnceLock::new());
+type Ending = Arc<(leasehold::Election, Box<dyn Fn(&leasehold::Election) + Send + Sync>)>;
+
+#[cfg(target_os = "linux")]
+static LOG: EndsIt = EndsIt(leasehold::Mutex::new(None));
 
 #[cfg(target_os = "linux")]
 impl log::Log for EndsIt {
@@ -362,26 +363,34 @@ impl log::Log for EndsIt {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        if let Some((_, end)) = self.0.get().filter(|(election, _)| election.terms() == 1)
+        let ending = self.0.lock().clone().filter(|ending| ending.0.terms() == 1);
+        if let Some(ending) = ending
             && record.args().to_string().starts_with("this node leads")
         {
-            end();
+            (ending.1)(&ending.0);
         }
     }
 
     fn flush(&self) {}
 }
 
+/// A new election that was ended as it won, what came with it, and the error of its campaign. A campaign waits for the
+/// logger only for some milliseconds: if this machine stops for longer, it wins.
 #[cfg(target_os = "linux")]
-impl EndsIt {
-    fn at_the_first_term(
-        election: leasehold::Election,
-        end: impl Fn() + Send + Sync + 'static,
-    ) -> &'static leasehold::Election {
-        log::set_logger(&LOG).unwrap();
-        log::set_max_level(log::LevelFilter::Info);
-        &LOG.0.get_or_init(|| (election, Box::new(end))).0
-    }
+fn ended_as_it_wins<T, End>(node: impl Fn() -> (leasehold::Election, T, End)) -> (Ending, T, ErrorKind)
+where
+    End: Fn(&leasehold::Election) + Send + Sync + 'static,
+{
+    log::set_logger(&LOG).unwrap();
+    log::set_max_level(log::LevelFilter::Info);
+    let ended = (0..20).find_map(|_| {
+        let (election, more, end) = node();
+        let ending: Ending = Arc::new((election, Box::new(end)));
+        *LOG.0.lock() = Some(ending.clone());
+        let error = ending.0.campaign().err()?;
+        Some((ending, more, error.kind()))
+    });
+    ended.expect("each campaign returned before the logger was called")
 }
 
 /// The end of the term is reported nevertheless.
@@ -389,11 +398,12 @@ impl EndsIt {
 #[test]
 fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
     alone("inside::a_campaign_that_is_stopped_as_it_wins_is_told_its_end", || {
-        let (election, tells) = node(&LockClient::connect("memory:").unwrap(), "a");
-        let end = || LOG.0.get().unwrap().0.stop().unwrap();
-        let election = EndsIt::at_the_first_term(election.build().unwrap(), end);
-        assert_eq!(election.campaign().unwrap_err().kind(), ErrorKind::Cancelled);
-        let second = election.campaign().unwrap();
+        let (ending, tells, error) = ended_as_it_wins(|| {
+            let (election, tells) = node(&LockClient::connect("memory:").unwrap(), "a");
+            (election.build().unwrap(), tells, |election: &leasehold::Election| election.stop().unwrap())
+        });
+        assert_eq!(error, ErrorKind::Cancelled);
+        let second = ending.0.campaign().unwrap();
         let first = won(&tells);
         assert_eq!(lost(&tells), (first, "resigned".to_owned()));
         assert_eq!(won(&tells), second.fencing_token());
@@ -404,9 +414,11 @@ fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
 #[test]
 fn a_campaign_whose_client_is_closed_as_it_wins_says_so() {
     alone("inside::a_campaign_whose_client_is_closed_as_it_wins_says_so", || {
-        let client = LockClient::connect("memory:").unwrap();
-        let (election, closes) = (client.election("job").build().unwrap(), client.clone());
-        let election = EndsIt::at_the_first_term(election, move || drop(closes.close()));
-        assert_eq!(election.campaign().unwrap_err().kind(), ErrorKind::Closed);
+        let (.., error) = ended_as_it_wins(|| {
+            let client = LockClient::connect("memory:").unwrap();
+            let election = client.election("job").build().unwrap();
+            (election, (), move |_: &leasehold::Election| drop(client.close()))
+        });
+        assert_eq!(error, ErrorKind::Closed);
     });
 }

@@ -6,6 +6,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, Leadership, LossReason};
 
+use crate::support::harness::within;
 use crate::*;
 
 /// A closure that reports its start, runs until it is let go, and reports whether it still leads at its end.
@@ -350,6 +351,22 @@ fn a_campaign_with_a_limit_ends_with_who_leads() {
         let election = client.election("job").health_check(check).build().unwrap();
         assert_eq!(election.campaign_for(ms(50)).unwrap_err().kind(), ErrorKind::TimedOut);
     }
+}
+
+/// A single try may take as long as a request, but this is none.
+#[test]
+fn a_campaign_whose_limit_is_over_before_it_asks_does_not_outlast_it() {
+    on_every_store(|store| {
+        let (_answer, answers) = bounded::<()>(0);
+        let (client, faults) = store.faulty();
+        let client = client.connect().unwrap();
+        let node = || client.election("job");
+        for node in [node(), node().health_check(move || answers.recv().is_ok())] {
+            let node = node.build().unwrap();
+            faults.always(Call::Acquire, Fault::HangBefore);
+            within("a campaign", SECOND, || node.campaign_for(Duration::from_nanos(1)).unwrap_err());
+        }
+    });
 }
 
 /// The thread that led drops the closure, and with it the election.

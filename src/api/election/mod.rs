@@ -7,6 +7,7 @@ mod leader;
 mod leadership;
 mod serve;
 mod shared;
+mod standing;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -14,6 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::api::request::AskedWait;
+use crate::engine::spec::Patience;
 use crate::model::error::{ErrorKind, Result};
 use crate::sys::caught::caught;
 use crate::sys::deadline::far_from;
@@ -178,7 +181,7 @@ impl Election {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn campaign(&self) -> Result<Leadership> {
-        self.shared.campaign(None)
+        self.shared.campaign(Patience::Endless)
     }
 
     /// Like [`campaign`](Election::campaign), but for at most `limit`; zero tries once. A
@@ -188,7 +191,7 @@ impl Election {
     /// `TimedOut` when this node was not elected in time, with the current leader if the store was read by then;
     /// otherwise as [`campaign`](Election::campaign).
     pub fn campaign_for(&self, limit: Duration) -> Result<Leadership> {
-        self.shared.campaign(Some(far_from(Instant::now(), limit)))
+        self.shared.campaign(AskedWait::patience(Some(AskedWait::For(limit))))
     }
 
     /// Whether this node leads. Does no I/O. No rival can win while it is true, also right after a suspend, with the

@@ -9,7 +9,9 @@ use crossbeam_channel::{Receiver, after, bounded, never, select, select_biased, 
 use parking_lot::Mutex;
 
 use super::leadership::{Leadership, Term, TermEnd};
-use super::shared::{LeftBehind, Shared, Stands};
+use super::shared::{Shared, Stands};
+use super::standing::{LeftBehind, WorkEnd};
+use crate::engine::spec::Patience;
 use crate::lease::backoff;
 use crate::model::error::{ErrorKind, Result};
 use crate::model::loss::LossReason;
@@ -38,14 +40,6 @@ enum Over {
     /// The health check did not return within a lease.
     HealthHangs,
     Done(WorkEnd),
-}
-
-/// How the closure ended.
-pub(super) enum WorkEnd {
-    Done,
-    /// It returned this error.
-    Failed(String),
-    Panicked,
 }
 
 /// Campaigns until it is stopped.
@@ -85,7 +79,7 @@ fn out_for(shared: &Shared) -> Duration {
 /// Campaigns, and serves a whole term. Returns whether this node resigned although it could have gone on.
 fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     let (shared, standing) = (&stands.shared, &stands.standing);
-    let leadership = Arc::new(shared.win(standing, None)?);
+    let leadership = Arc::new(shared.win(standing, Patience::Endless)?);
     let term = &leadership.term;
     let done = match work {
         Some(work) => work_on(stands, work.clone(), leadership.clone())?,
@@ -131,9 +125,9 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     let (tell, done) = bounded(1);
     let (standing, process) = (stands.standing.clone(), ProcessId::current());
     Thread::spawn_for_user("leasehold-lead", move || {
-        standing.crew.lock().push(here());
+        let may_work = standing.may_work();
         let name = leadership.name().to_owned();
-        let end = caught(|| work.lock()(&leadership));
+        let end = caught(|| if may_work { work.lock()(&leadership) } else { Ok(()) });
         // The closure may have forked: in the child the term has no owner.
         if !process.is_current() {
             std::mem::forget((leadership, work, tell, standing));

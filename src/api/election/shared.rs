@@ -1,21 +1,23 @@
 //! What an election's handle, its thread and its leaderships share.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::callbacks::{Callbacks, Dispatcher};
 use super::health::Health;
 use super::leader::Leader;
 use super::leadership::{Leadership, Term, TermEnd};
-use super::serve::{self, Work, WorkEnd};
+use super::serve::{self, Work};
+use super::standing::{Kind, LeftBehind, Standing};
 use crate::api::client::LockClient;
 use crate::api::request::LockRequest;
 use crate::engine::family::EndsFirst;
+use crate::engine::spec::Patience;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
@@ -60,14 +62,6 @@ impl News {
     }
 }
 
-/// The closure of a term that is over.
-#[derive(Clone)]
-pub(super) struct LeftBehind {
-    /// Ready once it has ended.
-    pub done: Receiver<WorkEnd>,
-    pub standing: Arc<Standing>,
-}
-
 /// What is going on now.
 #[derive(Default)]
 pub(super) struct Now {
@@ -75,36 +69,6 @@ pub(super) struct Now {
     standing: Mutex<Option<Arc<Standing>>>,
     /// The closure of an earlier term that did not end in time.
     pub left_behind: Mutex<Option<LeftBehind>>,
-}
-
-/// From the start of `run`, `lead` or `campaign` to its end.
-pub(super) struct Standing {
-    pub stop: CancelToken,
-    /// One of its own threads (that of the closure, for example) has stopped it. Such a stop does not wait, and sets
-    /// the closure no limit.
-    pub is_stopped_inside: AtomicBool,
-    /// It was stopped from outside: the wait for its closure now has a limit.
-    pub hurry: CancelToken,
-    /// After a stop: by when the closure must end, and by when the release must be answered.
-    ends: Mutex<Option<(Instant, Instant)>>,
-    /// The result of the release after the stop.
-    pub outcome: Mutex<Result<()>>,
-    /// The caller that stopped it waits for the outcome.
-    pub is_awaited: AtomicBool,
-    /// The threads of this campaign: none of them may wait for its end.
-    pub crew: Mutex<Vec<usize>>,
-    kind: Kind,
-    // Nothing is ever sent: at the end the only sender is dropped.
-    over: Receiver<Infallible>,
-}
-
-/// Which call campaigns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// `run` or `lead`, on a thread of its own.
-    Run,
-    /// `campaign`, on its caller's thread and without a closure.
-    Campaign,
 }
 
 /// What a stop ends.
@@ -121,26 +85,6 @@ enum Then {
     /// It waits, and gets the outcome.
     Waits,
     Leaves,
-}
-
-impl Standing {
-    /// By when the closure must end, and by when the release must be answered. The first stop sets both, at the latest
-    /// to `by`.
-    pub fn ends(&self, by: Instant) -> (Instant, Instant) {
-        let left = by.saturating_duration_since(Instant::now());
-        // After the closure the release needs some time, and after that the thread, too.
-        *self.ends.lock().get_or_insert((by - left / 10, by - left / 20))
-    }
-
-    /// Whether the current thread belongs to the campaign, and so would wait for itself.
-    fn is_crew(&self) -> bool {
-        self.crew.lock().contains(&here())
-    }
-
-    /// Waits for the end until `by`, unless this thread is itself needed for it. Returns whether the time is over.
-    fn is_late(&self, by: Instant) -> bool {
-        !self.is_crew() && !is_ready_by(&self.over, by)
-    }
 }
 
 /// Lives as long as the campaign.
@@ -208,22 +152,7 @@ impl Shared {
             return Err(self.node.client.error(ErrorKind::AlreadyHeld, &self.node.name, message));
         }
         let (running, over) = crossbeam_channel::bounded(0);
-        let (stop, hurry) = (CancelToken::new(), CancelToken::new());
-        for cancel in &self.node.cancels {
-            hurry.follow(cancel);
-            stop.follow(cancel);
-        }
-        let standing = Arc::new(Standing {
-            stop,
-            is_stopped_inside: AtomicBool::new(false),
-            hurry,
-            ends: Mutex::default(),
-            outcome: Mutex::new(Ok(())),
-            is_awaited: AtomicBool::new(false),
-            crew: Mutex::default(),
-            kind,
-            over,
-        });
+        let standing = Arc::new(Standing::new(kind, &self.node.cancels, over));
         *current = Some(standing.clone());
         drop(current);
         // The earlier term may have been lost without a report of its end. It is reported now, because the next term
@@ -248,11 +177,11 @@ impl Shared {
         self.node.client.family.in_context(error.with_key(&self.node.name))
     }
 
-    pub fn campaign(self: &Arc<Self>, until: Option<Instant>) -> Result<Leadership> {
+    pub fn campaign(self: &Arc<Self>, patience: Patience) -> Result<Leadership> {
         let stands = self.begin(Kind::Campaign)?;
         stands.standing.crew.lock().push(here());
         let stop = &stands.standing.stop;
-        let leadership = self.win(&stands.standing, until)?;
+        let leadership = self.win(&stands.standing, patience)?;
         // A stop either finds the term, or has cancelled the token by now.
         if stop.is_cancelled() {
             leadership.abandon();
@@ -273,16 +202,15 @@ impl Shared {
     }
 
     /// Waits until this node is healthy, and then until it leads.
-    pub fn win(self: &Arc<Self>, standing: &Standing, until: Option<Instant>) -> Result<Leadership> {
+    pub fn win(self: &Arc<Self>, standing: &Standing, patience: Patience) -> Result<Leadership> {
         let stop = &standing.stop;
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let pausing = self.pausing(stop);
-        let pausing = match until {
+        let pausing = match patience {
             // A single try may take as long as one request, so the health check gets that long, too.
-            Some(until) => match until.saturating_duration_since(Instant::now()) {
-                Duration::ZERO => pausing.within(self.node.client.family.options.request_timeout),
-                left => pausing.within(left),
-            },
-            None => pausing,
+            Patience::Once => pausing.within(self.node.client.family.options.request_timeout),
+            Patience::Until(until) => pausing.within(left(until)),
+            Patience::Endless => pausing,
         };
         if !serve::wait_for_the_last(self, &pausing) || !serve::wait_for_health(self, &pausing) {
             self.node.client.family.check_open()?;
@@ -302,10 +230,13 @@ impl Shared {
                 request.on_loss(move |loss| shared.upgrade().into_iter().for_each(|shared| shared.lost(&loss)))
             }
         };
-        let guard = match until {
-            Some(until) => request.wait_until(until).lock()?,
-            None => request.lock()?,
+        let request = match patience {
+            Patience::Once => request.wait(Duration::ZERO),
+            // Not zero, nor `wait_until`: once the time is over these still try once, for as long as a request may take.
+            Patience::Until(until) => request.wait(left(until).max(Duration::from_nanos(1))),
+            Patience::Endless => request,
         };
+        let guard = request.lock()?;
         self.news.rounds.fetch_add(1, Ordering::SeqCst);
         let (token, loss, leader) = (guard.fencing_token(), guard.loss().channel(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
@@ -453,7 +384,7 @@ impl EndsFirst for Shared {
             // The closure still uses what the lock protects, so the close, which releases all guards next, must not
             // release this one. The close may be called by the closure itself (`is_crew`).
             && (standing.is_crew() || standing.is_late(by))
-            && standing.crew.lock().len() > 1
+            && standing.works()
             && let Some(term) = self.term()
         {
             term.guard.leave(Duration::ZERO);
