@@ -173,7 +173,7 @@ impl LockRequest {
         let (mut spec, _) = self.checked()?;
         spec.stands_back = false;
         let obtained = obtain(&family, spec, Patience::Once)?.or_refusal();
-        obtained.map(|granted| family.as_data(&granted)).map_err(|holders| refusal(ErrorKind::Held, HELD, holders))
+        family.as_data(obtained.map_err(|holders| refusal(ErrorKind::Held, HELD, holders))?)
     }
 
     /// Continues to hold a lock that was handed over as data, without a gap. Tries once.

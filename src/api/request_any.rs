@@ -121,7 +121,7 @@ impl LockAnyRequest {
         let (mut specs, ..) = self.checked(None)?;
         specs.iter_mut().for_each(|spec| spec.stands_back = false);
         let obtained = obtain_any(&family, specs, Patience::Once, order)?.or_refusal();
-        obtained.map(|granted| family.as_data(&granted)).map_err(|holders| refusal(ErrorKind::Held, HELD, holders))
+        family.as_data(obtained.map_err(|holders| refusal(ErrorKind::Held, HELD, holders))?)
     }
 
     /// Makes the error that says who holds each of the locks.

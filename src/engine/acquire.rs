@@ -149,12 +149,14 @@ impl<'a> Wait<'a> {
     }
 
     /// Whether others of this process that wait for the lock come first. Not so if this client holds the lock with the
-    /// same lock id: behind them the call would wait for itself, so it asks the store, whose answer says so.
+    /// same lock id: behind them the call would wait for itself, so it asks the store, whose answer says so. In a forked
+    /// child nobody comes first: the lines may be locked there for ever.
     pub(super) fn yields_to_line(&self) -> bool {
         let LockSpec { key, lock_id, .. } = &self.spec.lock;
         let is_mine = |lock: &Lock| lock.key() == key && Some(lock.lock_id()) == lock_id.as_deref();
         let holds = || self.family.holds().iter().any(|hold| hold.is_held() && is_mine(hold.granted()));
-        self.spec.stands_back && self.family.queues.len(key) > 0 && !(lock_id.is_some() && holds())
+        let others_wait = || self.spec.stands_back && self.family.queues.len(key) > 0;
+        self.family.is_own_process() && others_wait() && !(lock_id.is_some() && holds())
     }
 
     pub(super) fn asks_once(&self) -> bool {
@@ -164,7 +166,10 @@ impl<'a> Wait<'a> {
     /// Releases a lock that was handed over too late, and wakes the next in line.
     pub(super) fn give_back(&self, granted: Box<Granted>, overall: &Deadline) {
         self.give_up(granted.attempt, overall);
-        self.family.queues.nudge(&self.spec.lock.key);
+        // The observer to which that was reported may have forked.
+        if self.family.is_own_process() {
+            self.family.queues.nudge(&self.spec.lock.key);
+        }
     }
 
     /// Asks the store, or takes a lock that was handed over.

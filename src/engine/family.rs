@@ -298,12 +298,23 @@ impl Family {
     }
 
     /// A grant as data: no guard ends it.
-    pub fn as_data(&self, granted: &Granted) -> Lock {
-        let Granted { attempt, holder, now, wall, .. } = granted;
-        let handed_over =
-            Event::HandedOver { key: &attempt.key, fencing_token: holder.token, held_for: Duration::ZERO };
+    pub fn as_data(&self, granted: Granted) -> Result<Lock> {
+        let (key, fencing_token) = (&granted.attempt.key, granted.holder.token);
+        let handed_over = Event::HandedOver { key, fencing_token, held_for: Duration::ZERO };
         hurrying(|| self.options.observing.tell(&handed_over));
-        Lock::granted(attempt, holder, (*now, *wall), self.backend.info())
+        let Granted { attempt, holder, now, wall, .. } = self.unless_forked(granted)?;
+        Ok(Lock::granted(&attempt, &holder, (now, wall), self.backend.info()))
+    }
+
+    /// The observer to which a grant was reported may have forked. A child leaves the grant alone: it is the parent's.
+    fn unless_forked<T>(&self, granted: T) -> Result<T> {
+        match self.check_process() {
+            Ok(()) => Ok(granted),
+            Err(forked) => {
+                std::mem::forget(granted);
+                Err(forked)
+            }
+        }
     }
 
     fn hold_with(
@@ -314,12 +325,7 @@ impl Family {
         at_end: AtEnd,
         by: &Deadline,
     ) -> Result<Arc<Hold>> {
-        // The observer to which the grant was reported may have forked. A child leaves the grant alone: it is the
-        // parent's.
-        if let Err(forked) = self.check_process() {
-            std::mem::forget((granted, callbacks));
-            return Err(forked);
-        }
+        let (granted, callbacks) = self.unless_forked((granted, callbacks))?;
         let setup = Setup {
             backend: self.backend.clone(),
             clock: self.clock.clone(),

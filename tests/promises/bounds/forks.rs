@@ -17,9 +17,7 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::{builder_over, in_users_code};
-use leasehold::{
-    CancelToken, ErrorKind, Event, LockClient, LockGuard, LockRequest, Observer, Operation, SameOwner, Slept,
-};
+use leasehold::{CancelToken, ErrorKind, Event, LockClient, LockGuard, LockRequest, Observer, Slept};
 
 /// A lease that does not end even on a busy machine, and heartbeats that come soon.
 const LEASE: Duration = millis(60_000);
@@ -223,73 +221,6 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
     let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
     assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0), "{url} {behind_another} {of_several} {nth}");
     drop(held);
-}
-
-/// Forks when it is told of a read on this thread, until it has some children.
-struct Forks {
-    parent: u32,
-    thread: std::thread::ThreadId,
-    children: Arc<Mutex<Vec<nix::unistd::Pid>>>,
-    cancel: CancelToken,
-}
-
-impl Observer for Forks {
-    fn event(&self, event: &Event<'_>) {
-        let is_read = matches!(event, Event::Request { operation: Operation::Read, .. });
-        if !is_read || std::thread::current().id() != self.thread || std::process::id() != self.parent {
-            return;
-        }
-        match fork() {
-            // If the wait does not end in the child, an alarm ends the child.
-            ForkResult::Child => drop(nix::unistd::alarm::set(60)),
-            ForkResult::Parent { child } => {
-                let mut children = self.children.lock();
-                children.push(child);
-                if children.len() == 50 {
-                    self.cancel.cancel();
-                }
-            }
-        }
-    }
-}
-
-/// What the client notes of each of its acquisitions may be locked by another thread at the fork, and stays so in the
-/// child.
-#[test]
-fn a_wait_whose_read_an_observer_forks_ends_in_the_child() {
-    alone("bounds::forks::a_wait_whose_read_an_observer_forks_ends_in_the_child", || {
-        let (clock, faults, children) = (Clock::system(), FaultPlan::without_notes(), Arc::<Mutex<Vec<_>>>::default());
-        faults.never_wakes();
-        let store = Arc::new(Memory::open("", clock.clone()));
-        let (parent, thread, cancel) = (std::process::id(), std::thread::current().id(), CancelToken::new());
-        let forks = Forks { parent, thread, children: children.clone(), cancel: cancel.clone() };
-        let builder = builder_over(Arc::new(Faulty::new(store, faults)), clock).observer(Arc::new(forks));
-        let client = builder.poll(millis(1)..=millis(1)).connect().expect("a client");
-        let _held = client.request("k").owner("job").lock().expect("the lock");
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for key in ["a", "b", "c"] {
-                let (client, stop) = (&client, &stop);
-                scope.spawn(move || {
-                    let request = || client.request(key).owner("job").same_owner(SameOwner::Replace);
-                    while !stop.load(Ordering::SeqCst) {
-                        drop(request().try_lock().expect("an answer"));
-                    }
-                });
-            }
-            let waits = client.request("k").owner("other").same_owner(SameOwner::Replace).cancel(&cancel).lock();
-            let kind = waits.map(drop).map_err(|error| error.kind());
-            if std::process::id() != parent {
-                std::process::exit(i32::from(kind != Err(ErrorKind::Closed)));
-            }
-            stop.store(true, Ordering::SeqCst);
-            assert_eq!(kind, Err(ErrorKind::Cancelled));
-        });
-        for child in children.lock().drain(..) {
-            let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
-            assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
-        }
-    });
 }
 
 /// Each acquire fails, and the callback that is told so forks.

@@ -3,6 +3,7 @@
 mod async_context;
 mod calls;
 mod faults;
+mod forking_observers;
 mod forks;
 mod lacks;
 mod threads;
