@@ -173,7 +173,8 @@ impl<'a> LockAllRequest<'a> {
                 Patience::Endless => Duration::MAX,
             };
             if by_max_hold || left <= pause {
-                return Err(error);
+                // A close may have released them.
+                return Err(family.or_closed(error));
             }
             // The store was away for longer than the lease bridges, so it is not asked again at once. If a close or a
             // cancel token ends the pause early, the next request returns the error.

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::bounded;
 use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::internals::sys::pause::Stop;
 use leasehold::{ErrorKind, LockClient};
 
 use crate::api::LONG;
+use crate::support::alone::alone;
 use crate::support::bench::{Bench, builder_over};
 use crate::support::between::{Between, When};
 use crate::support::harness::{Store, acquire_unanswered, millis};
@@ -42,6 +44,25 @@ fn a_close_that_leaves_a_call_behind_which_obtains_a_lock_says_so() {
     });
     closes_well(&client);
     assert!(store.is_vacant("k"));
+}
+
+/// What it has is released by the close, and not lost.
+#[test]
+fn a_call_for_several_locks_that_a_close_overtakes_ends_as_closed() {
+    alone("api::closing::a_call_for_several_locks_that_a_close_overtakes_ends_as_closed", || {
+        let bench = Bench::new();
+        let client = bench.builder().drop_timeout(LONG).connect().unwrap();
+        scope(|scope| {
+            let mut stop = Stop::at("hold.started");
+            let call = scope.spawn(|| client.request_all(["k"]).try_lock().unwrap_err().kind());
+            wait_until("it has its last lock", || stop.is_reached());
+            let close = scope.spawn(|| client.close());
+            bench.wait_for_release("k");
+            stop.let_go();
+            assert_eq!(call.join().unwrap(), ErrorKind::Closed);
+            close.join().unwrap().unwrap();
+        });
+    });
 }
 
 #[test]
