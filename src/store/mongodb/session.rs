@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mongodb::{Client, ClientSession};
 use parking_lot::Mutex;
 
+use crate::sys::process::ProcessId;
+
 /// Names the session of an attempt, and ends that session when it is dropped, on whatever thread. The session itself
 /// lives on the driver's thread.
 #[derive(Debug)]
@@ -21,7 +23,10 @@ pub(super) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.register.ended.lock().push(self.id);
+        // In a forked child another thread may have locked it for ever, and the session is the parent's.
+        if self.register.process.is_current() {
+            self.register.ended.lock().push(self.id);
+        }
     }
 }
 
@@ -29,6 +34,7 @@ impl Drop for Handle {
 #[derive(Debug, Default)]
 pub(super) struct Register {
     next: AtomicU64,
+    process: ProcessId,
     ended: Mutex<Vec<u64>>,
 }
 
