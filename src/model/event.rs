@@ -76,7 +76,8 @@ pub enum Event<'a> {
     },
     /// A hold begins: a lock was granted, or a [`LeaseKeeper`](crate::LeaseKeeper) took up a lease. It ends by exactly one of
     /// [`Released`](Event::Released), [`Lost`](Event::Lost), [`HandedOver`](Event::HandedOver) and
-    /// [`Left`](Event::Left).
+    /// [`Left`](Event::Left), with the same token. If the lock was released to another call of this client, that call's
+    /// hold may begin before the end of the old one is told: go by the token.
     #[non_exhaustive]
     Granted {
         /// The key.
