@@ -74,6 +74,8 @@ pub(super) struct Grant {
     /// The lock as it was granted.
     pub lock: Lock,
     pub at: BootTime,
+    /// Since when it was known: a call that began later may replace it.
+    pub known_at: BootTime,
     /// When the store made it, by its clock; where clients estimate that clock, as late as it may have been.
     pub created: StoreTime,
     pub chain: Chain,
@@ -176,10 +178,11 @@ enum BeatAnswer {
 impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
-        let Granted { attempt, holder, now, wall, held_until, chain, .. } = granted;
+        let Granted { attempt, holder, now, wall, held_until, chain, noted } = granted;
         let lock = Lock::granted(&attempt, &holder, (now, wall), setup.backend.info());
         let created = if setup.backend.info().grace.is_zero() { holder.created } else { holder.created.max(now) };
         let granted_at = setup.clock.now();
+        let known_at = noted.and_then(|noted| noted.granted.get().map(|(_, at)| *at)).unwrap_or(granted_at);
         let answered_until = end_of(holder.until, now, granted_at);
         let (now, wishes) = crossbeam_channel::bounded(1);
         Arc::new(Hold {
@@ -202,7 +205,7 @@ impl Hold {
                 ),
                 heartbeat: None,
             }),
-            grant: Grant { lock, at: granted_at, created, chain },
+            grant: Grant { lock, at: granted_at, known_at, created, chain },
             requests: Requests {
                 spare: Mutex::new(attempt.without_native()),
                 attempt: Mutex::new(attempt),

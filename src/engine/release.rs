@@ -160,7 +160,7 @@ impl Hold {
     /// Whether it was granted after `since`, and is held or being released: until the store has answered, its grant
     /// remains. One that `max_hold` has ended stands until that is declared: its loss comes before the next grant.
     pub fn stands_since(&self, since: BootTime) -> bool {
-        self.grant.at > since && (self.is_running() || self.state.lock().phase == Phase::Releasing)
+        self.grant.known_at > since && (self.is_running() || self.state.lock().phase == Phase::Releasing)
     }
 
     /// How long the lock was held, at most until the end of its lease or of `max_hold`: a process that was stopped, for

@@ -226,6 +226,38 @@ fn a_call_that_waited_replaces_its_owner_whatever_becomes_of_a_call_that_was_ref
     });
 }
 
+/// Its own grants count from when they are known, not from when there is a guard.
+#[test]
+fn a_call_replaces_its_owner_that_was_granted_the_lock_before_it_began() {
+    alone("api::own::a_call_replaces_its_owner_that_was_granted_the_lock_before_it_began", || {
+        let bench = Bench::new();
+        let client = bench.client();
+        let first = bench.rival().lock("a").unwrap();
+        scope(|scope| {
+            let mut stop = Stop::at("acquire.granted");
+            let old = scope.spawn(|| client.request("k").owner("job").same_owner(SameOwner::Replace).try_lock());
+            wait_until("it is granted", || stop.is_reached());
+            bench.clock.advance(SHORT);
+            let (told, tells) = channel();
+            let each = move |request: LockRequest| {
+                let told = told.clone();
+                let request = request.owner("job").same_owner(SameOwner::Replace);
+                request.on_wait(move |_| told.send(()).unwrap_or_default())
+            };
+            // It asks for "k" only after the grant has become a guard.
+            let all = client.request_all(["a", "k"]).each(each).wait(LONG);
+            let all = scope.spawn(move || all.lock());
+            tells.recv_timeout(LONG).unwrap();
+            bench.clock.advance(SHORT);
+            stop.let_go();
+            let old = old.join().unwrap().unwrap().expect("a lock");
+            first.release().unwrap();
+            let all = all.join().unwrap().unwrap();
+            assert!(all.guards()[1].fencing_token() > old.fencing_token());
+        });
+    });
+}
+
 /// Otherwise the new grant would be told before the loss.
 #[test]
 fn a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_declared() {
