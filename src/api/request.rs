@@ -171,7 +171,7 @@ impl LockRequest {
         let (family, refusal) = (self.spec.family.clone(), self.refusal());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;
-        spec.stands_back = false;
+        (spec.stands_back, spec.gets_guard) = (false, false);
         let obtained = obtain(&family, spec, Patience::Once)?.or_refusal();
         family.as_data(obtained.map_err(|holders| refusal(ErrorKind::Held, HELD, holders))?)
     }
@@ -350,7 +350,7 @@ impl RequestSpec {
         let stands_back = self.lock.instead_of.is_none() && !self.lock.replace_same_owner;
         let on_wait = self.on_wait.into_inner().map(|on_wait| on_wait as OnWait<'_>);
         let (cancel, on_wait_every) = (self.cancel, self.on_wait_every);
-        let spec = WaitSpec { lock: self.lock, stands_back, cancel, on_wait, on_wait_every };
+        let spec = WaitSpec { lock: self.lock, stands_back, gets_guard: true, cancel, on_wait, on_wait_every };
         Ok((spec, self.callbacks.into_inner()))
     }
 

@@ -119,7 +119,7 @@ impl LockAnyRequest {
         let (family, order, refusal) = (self.spec.family.clone(), self.order, self.refusal());
         let _call = family.obtaining()?;
         let (mut specs, ..) = self.checked(None)?;
-        specs.iter_mut().for_each(|spec| spec.stands_back = false);
+        specs.iter_mut().for_each(|spec| (spec.stands_back, spec.gets_guard) = (false, false));
         let obtained = obtain_any(&family, specs, Patience::Once, order)?.or_refusal();
         family.as_data(obtained.map_err(|holders| refusal(ErrorKind::Held, HELD, holders))?)
     }

@@ -8,7 +8,7 @@ use super::queue::{HANGS, Leaves, May, Ticket, UsersCode};
 use crate::engine::poll::Begin;
 use crate::engine::spec::{Called, Granted, LockSpec, Obtained, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::lock::{Lock, LockStatus};
+use crate::model::lock::LockStatus;
 use crate::store::Seen;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, Waited, far_from};
@@ -153,10 +153,9 @@ impl<'a> Wait<'a> {
     /// child nobody comes first: the lines may be locked there for ever.
     pub(super) fn yields_to_line(&self) -> bool {
         let LockSpec { key, lock_id, .. } = &self.spec.lock;
-        let is_mine = |lock: &Lock| lock.key() == key && Some(lock.lock_id()) == lock_id.as_deref();
-        let holds = || self.family.holds().iter().any(|hold| hold.is_held() && is_mine(hold.granted()));
         let others_wait = || self.spec.stands_back && self.family.queues.len(key) > 0;
-        self.family.is_own_process() && others_wait() && !(lock_id.is_some() && holds())
+        let is_mine = || lock_id.as_ref().is_some_and(|lock_id| self.family.has_group(key, lock_id));
+        self.family.is_own_process() && others_wait() && !is_mine()
     }
 
     pub(super) fn asks_once(&self) -> bool {

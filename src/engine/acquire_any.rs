@@ -32,6 +32,7 @@ impl WaitSpec<'_> {
         WaitSpec {
             lock: LockSpec { key, ..self.lock.clone() },
             stands_back: self.stands_back,
+            gets_guard: self.gets_guard,
             cancel: self.cancel.clone(),
             on_wait,
             on_wait_every: self.on_wait_every,

@@ -17,7 +17,8 @@ fn waiting<'a>(family: &'a Arc<Family>, keys: &[String]) -> AnyWait<'a> {
     let users_code = Arc::default();
     let wait = |key: &String| {
         let lock = LockSpec { key: key.clone(), ..spec() };
-        let spec = WaitSpec { lock, stands_back: false, cancel: None, on_wait: None, on_wait_every: None };
+        let spec =
+            WaitSpec { lock, stands_back: false, gets_guard: true, cancel: None, on_wait: None, on_wait_every: None };
         let mut wait = Wait::new(family, spec, Patience::Endless);
         wait.users_code = Arc::clone(&users_code);
         wait

@@ -26,6 +26,11 @@ struct Bench {
     family: Arc<Family>,
 }
 
+/// Calls no one while it waits.
+fn asks<'a>(lock: LockSpec, stands_back: bool, cancel: Option<CancelToken>) -> WaitSpec<'a> {
+    WaitSpec { lock, stands_back, gets_guard: true, cancel, on_wait: None, on_wait_every: None }
+}
+
 impl Bench {
     fn new() -> Bench {
         let (store, clock, faulty, faults) = faulty();
@@ -64,8 +69,7 @@ impl Bench {
     }
 
     fn wait(&self, patience: Patience) -> Wait<'_> {
-        let spec = WaitSpec { lock: spec(), stands_back: false, cancel: None, on_wait: None, on_wait_every: None };
-        Wait::new(&self.family, spec, patience)
+        Wait::new(&self.family, asks(spec(), false, None), patience)
     }
 
     /// What a waiter does (`does`) that has the turn because the one before it hangs, until it has read the lock. By
@@ -109,13 +113,7 @@ impl Bench {
                 }
             }
         };
-        let spec = WaitSpec {
-            lock: spec(),
-            stands_back: true,
-            cancel: Some(cancel),
-            on_wait: Some(Box::new(on_wait)),
-            on_wait_every: None,
-        };
+        let spec = WaitSpec { on_wait: Some(Box::new(on_wait)), ..asks(spec(), true, Some(cancel)) };
         let mut wait = Wait::new(&self.family, spec, Patience::Until(Instant::now()));
         wait.users_code = users_code;
         // With a longer deadline, as if it had been reserved before its time was over.
@@ -169,7 +167,7 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
         let is_answered = lock.lock_id.is_some() || lock.replace_same_owner;
         let time = if is_answered { SLACK } else { Duration::from_millis(200) };
         let patience = Patience::Until(Instant::now() + time);
-        let spec = WaitSpec { lock, stands_back, cancel: None, on_wait: None, on_wait_every: None };
+        let spec = asks(lock, stands_back, None);
         match any {
             true => obtain_any(&bench.family, vec![spec], patience, Order::AsGiven),
             false => obtain(&bench.family, spec, patience),
@@ -265,7 +263,7 @@ fn waiting_at_slow_reports() -> Vec<usize> {
         let lock = LockSpec { key: format!("k{key}"), ..spec() };
         let mut held = lock.attempt(family.backend.info().grant_form.fresh(), MAX_ACQUIRE_LEASE);
         assert!(matches!(family.backend.acquire(&mut held, &Deadline::after(SLACK)), Ok(Acquired::Granted { .. })));
-        WaitSpec { lock, stands_back: false, cancel: Some(cancel.clone()), on_wait: None, on_wait_every: None }
+        asks(lock, false, Some(cancel.clone()))
     });
     let error =
         obtain_any(&family, specs.collect(), Patience::Endless, Order::AsGiven).err().expect("it was cancelled");

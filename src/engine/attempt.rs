@@ -7,7 +7,7 @@ use super::failures::{refused_at_last, tells_most};
 use super::queue::SILENT;
 use super::undo;
 use crate::engine::spec::{Chain, Granted, LockSpec};
-use crate::lease::GrantId;
+use crate::lease::{GrantId, Holder, Mode};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::LockStatus;
@@ -37,7 +37,7 @@ impl Wait<'_> {
             // The lease is counted from before the request.
             let (sent, asked, wall) = (clock.now(), Instant::now(), SystemTime::now());
             let first_sent = *first_sent.get_or_insert(sent);
-            let noted = family.queues.note(&attempt);
+            let noted = family.queues.note(&attempt, self.spec.gets_guard);
             self.begins_try(&mut attempt);
             let by = overall.of_try().within(family.options.request_timeout);
             let answer = self.asking(asked, || {
@@ -138,11 +138,12 @@ impl Wait<'_> {
         let holders = LockStatus::live(&seen);
         let event = Event::Refused { key: &self.spec.lock.key, holders: &holders };
         self.in_users_code(|| self.family.options.observing.tell(&event));
-        let mine = |holder: &LockStatus| {
-            Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.family.is_held_here(holder)
+        let LockSpec { key, lock_id, .. } = &self.spec.lock;
+        let mine = |(_, holder): (Mode, &Holder)| {
+            lock_id.as_ref() == Some(&holder.lock_id) && self.family.is_held_here(key, &holder.grant)
         };
         pause!("acquire.refused");
-        let is_mine = self.spec.lock.instead_of.is_none() && holders.iter().any(mine);
+        let is_mine = self.spec.lock.instead_of.is_none() && seen.live().any(mine);
         self.saw(seen);
         if is_mine {
             let message = "this client holds it already with the same lock id";

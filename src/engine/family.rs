@@ -13,7 +13,7 @@ use super::release_all::release_all;
 use super::undo::{LEFT, Undo};
 use super::watcher::Watcher;
 use crate::engine::options::{ClientOptions, Terms, default_labels};
-use crate::engine::spec::{Callbacks, Granted};
+use crate::engine::spec::{Callbacks, Granted, Noted};
 use crate::engine::wakeups::Wakeups;
 use crate::lease::{GrantId, Labels};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -228,9 +228,12 @@ impl Family {
         if self.is_own_process() { self.watcher.holds() } else { Vec::new() }
     }
 
-    /// Whether this holder is a guard of this client that has yet to be released.
+    /// Whether this holder is a guard of this client that has yet to be released, or will be one.
     pub fn holds_here(&self, holder: &LockStatus) -> bool {
-        self.guard_of(holder).is_some()
+        let token = holder.fencing_token();
+        let is_it = |lock: &Lock| (lock.key(), lock.fencing_token()) == (holder.key(), token);
+        self.gets_guard(holder.key(), |noted| noted.granted.get().is_some_and(|(its, _)| *its == token))
+            || self.holds().iter().any(|hold| !hold.is_over() && is_it(hold.granted()))
     }
 
     /// The error of a call, with the holders of the lock, and whether one of them is a guard of this client.
@@ -244,9 +247,24 @@ impl Family {
         if is_here { error.held_here() } else { error }
     }
 
-    /// Whether this holder is a guard of this client whose lock is still held.
-    pub fn is_held_here(&self, holder: &LockStatus) -> bool {
-        self.guard_of(holder).is_some_and(|hold| hold.is_held())
+    /// Whether this grant of the key is that of a guard of this client whose lock is still held, or will be.
+    pub fn is_held_here(&self, key: &str, grant: &GrantId) -> bool {
+        self.gets_guard(key, |noted| noted.grant == *grant)
+            || self.holds().iter().any(|hold| hold.is_held() && hold.granted().grant == *grant)
+    }
+
+    /// Whether this client was granted the key with this lock id, and holds it.
+    pub fn has_group(&self, key: &str, lock_id: &str) -> bool {
+        let is_it = |lock: &Lock| (lock.key(), lock.lock_id()) == (key, lock_id);
+        self.gets_guard(key, |noted| noted.lock_id == lock_id && noted.granted.get().is_some())
+            || self.holds().iter().any(|hold| hold.is_held() && is_it(hold.granted()))
+    }
+
+    /// Whether an acquisition of the key that fits has no guard yet, and gets one. To be asked before the guards are
+    /// looked at: it becomes one of them.
+    fn gets_guard(&self, key: &str, fits: impl Fn(&Noted) -> bool) -> bool {
+        let is_it = |noted: &Arc<Noted>| noted.gets_guard && noted.key == key && fits(noted);
+        self.is_own_process() && self.queues.noted().iter().any(is_it)
     }
 
     /// Whether this client was granted this key after `since`, or may be at this moment, and the grant remains: it has
@@ -271,11 +289,6 @@ impl Family {
         };
         // What is noted becomes a guard, and a guard is handed over to what is noted: each may happen in between.
         is_noted() || is_held() || is_noted() || is_held()
-    }
-
-    fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {
-        let is_it = |lock: &Lock| (lock.key(), lock.fencing_token()) == (holder.key(), holder.fencing_token());
-        self.holds().into_iter().find(|hold| !hold.is_over() && is_it(hold.granted()))
     }
 
     /// What is given up in the background.

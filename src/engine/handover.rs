@@ -58,7 +58,7 @@ impl Hold {
         let (sent, wall) = (setup.clock.now(), SystemTime::now());
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
-        let noted = setup.queues.note(&attempt);
+        let noted = setup.queues.note(&attempt, true);
         let _handing = self.requests.handing.lock();
         pause!("hand.sent");
         let hand_over = || setup.backend.acquire(&mut attempt, &deadline);
@@ -159,7 +159,14 @@ mod tests {
         });
         let asks = |key: &str, on_wait| {
             let lock = LockSpec { key: key.to_owned(), ..crate::engine::orders::spec() };
-            WaitSpec { lock, stands_back: false, cancel: Some(cancel.clone()), on_wait, on_wait_every: None }
+            WaitSpec {
+                lock,
+                stands_back: false,
+                gets_guard: true,
+                cancel: Some(cancel.clone()),
+                on_wait,
+                on_wait_every: None,
+            }
         };
         // A lock of such a lease is renewed once before anybody has it.
         assert!(matches!(obtain(&family, asks("free", None), Patience::Once), Ok(Obtained::Granted(_))));

@@ -203,9 +203,9 @@ impl Queues {
     }
 
     /// Notes an acquisition that is about to be sent, for as long as the returned value lives.
-    pub fn note(&self, attempt: &Attempt) -> Arc<Noted> {
-        let (key, grant) = (attempt.key.clone(), attempt.ask.grant.clone());
-        let noted = Arc::new(Noted { key, grant, granted: OnceLock::new() });
+    pub fn note(&self, attempt: &Attempt, gets_guard: bool) -> Arc<Noted> {
+        let (key, lock_id, grant) = (attempt.key.clone(), attempt.ask.lock_id.clone(), attempt.ask.grant.clone());
+        let noted = Arc::new(Noted { key, lock_id, grant, gets_guard, granted: OnceLock::new() });
         let mut all = self.noted.lock();
         all.retain(|noted| noted.strong_count() > 0);
         all.push(Arc::downgrade(&noted));

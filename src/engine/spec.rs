@@ -39,7 +39,10 @@ pub struct Granted {
 /// before it is answered.
 pub struct Noted {
     pub key: String,
+    pub lock_id: String,
     pub grant: GrantId,
+    /// It will get a guard, unlike a lock as data.
+    pub gets_guard: bool,
     /// Its token, and since when that is known.
     pub granted: OnceLock<(u64, BootTime)>,
 }
@@ -163,6 +166,8 @@ pub struct WaitSpec<'a> {
     pub lock: LockSpec,
     /// The call does not ask the store while others of this process wait for the lock.
     pub stands_back: bool,
+    /// What is granted gets a guard; else it is data.
+    pub gets_guard: bool,
     pub cancel: Option<CancelToken>,
     pub on_wait: Option<OnWait<'a>>,
     /// The time between two calls of `on_wait`; `None`: it is called at each look.

@@ -258,6 +258,54 @@ fn a_call_replaces_its_owner_that_was_granted_the_lock_before_it_began() {
     });
 }
 
+/// Nobody else would release it, so a call with its lock id would wait for itself.
+#[test]
+fn a_grant_that_is_not_a_guard_yet_is_held_already_by_its_lock_id() {
+    alone("api::own::a_grant_that_is_not_a_guard_yet_is_held_already_by_its_lock_id", || {
+        let cases = [("acquire.answered", false), ("lengthen.sent", false), ("lengthen.sent", true)];
+        for (mark, others_wait) in cases.into_iter().chain([("hold.made", false), ("hold.made", true)]) {
+            let (_bench, client) = Bench::patient();
+            let request = || client.request("k").lock_id("g").lease(60 * MINUTE);
+            scope(|scope| {
+                let mut stop = Stop::at(mark);
+                let new = scope.spawn(|| request().try_lock());
+                wait_until("it is granted", || stop.is_reached());
+                let other = others_wait.then(|| {
+                    let (told, tells) = channel();
+                    let tell = move |waiting: &leasehold::Waiting| told.send(waiting.held_by_this_client);
+                    let other =
+                        client.request("k").wait(LONG).on_wait(move |waiting| tell(waiting).unwrap_or_default());
+                    let other = scope.spawn(move || other.lock());
+                    assert!(tells.recv_timeout(LONG).unwrap());
+                    other
+                });
+                let error = request().try_lock().expect_err("the call would wait for itself");
+                assert_eq!((error.kind(), error.held_by_this_client()), (ErrorKind::AlreadyHeld, true), "{mark}");
+                stop.let_go();
+                new.join().unwrap().unwrap().expect("a lock").release().unwrap();
+                other.into_iter().for_each(|other| drop(other.join().unwrap().unwrap()));
+            });
+        }
+    });
+}
+
+#[test]
+fn a_lock_as_data_is_no_guard_of_the_client_before_it_is_returned_either() {
+    alone("api::own::a_lock_as_data_is_no_guard_of_the_client_before_it_is_returned_either", || {
+        let (_bench, client) = Bench::patient();
+        let request = || client.request("k").lock_id("g");
+        scope(|scope| {
+            let mut stop = Stop::at("acquire.granted");
+            let data = scope.spawn(|| request().acquire());
+            wait_until("it is granted", || stop.is_reached());
+            let error = request().wait(Duration::ZERO).lock().unwrap_err();
+            assert_eq!((error.kind(), error.held_by_this_client()), (ErrorKind::TimedOut, false));
+            stop.let_go();
+            client.release(&data.join().unwrap().unwrap()).unwrap();
+        });
+    });
+}
+
 /// Otherwise the new grant would be told before the loss.
 #[test]
 fn a_call_that_waited_replaces_no_guard_whose_max_hold_is_over_before_that_is_declared() {
